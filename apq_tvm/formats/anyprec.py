@@ -17,6 +17,9 @@ kernels look up int8 centroids, ``step[t] * i`` with ``step = max |centroid| / 1
 chooses tables that are such multiples already (`snap`), so that decoding in numpy and in a kernel
 agree, and a table is stored as one byte per centroid and a float32 step.
 
+``anyprec3-8u``: tables per channel up to 5 bits, and cells of wider ones that are subdivided
+uniformly; see `apq_tvm.formats.anyprec_cells`.
+
 ``anyprec3-8A8g32``: activations have one int8 scale per 32 columns, `Scheme.group_size`, where
 otherwise a token has one. Weights have no scale along K, so that nothing of them depends on it.
 """
@@ -30,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadScheme
+from apq_tvm.formats import anyprec_cells as cells
 from apq_tvm.formats.arrays import check_array, check_codes
 from apq_tvm.formats.family import Family
 from apq_tvm.formats.places import Place
@@ -46,8 +50,8 @@ MAX_CHANNELS = 1 << 14
 
 _LEVELS = 127
 _STEP_BYTES = 4
-_PATTERN = re.compile(r"ANYPREC(\d+)-(\d+)(?:C(\d+))?(?:(A\d+)(?:G(\d+))?)?\Z")
-_SPELLING = re.compile(r"anyprec\d-\d(?:c(\d+))?\Z")
+_PATTERN = re.compile(r"ANYPREC(\d+)-(\d+)(C\d+|U)?(?:(A\d+)(?:G(\d+))?)?\Z")
+_SPELLING = re.compile(r"anyprec\d-\d(?:c(\d+)|u)?\Z")
 
 
 def parse_anyprec(word: str) -> Scheme | None:
@@ -66,8 +70,10 @@ def parse_anyprec(word: str) -> Scheme | None:
     if not 1 <= low <= high <= 8:
         raise ValueError(f"widths {low}..{high}; 1 <= narrowest <= widest <= 8 is needed")
     spelling = f"anyprec{low}-{high}"
-    if match[3] is not None:
-        channels = int(match[3])
+    if match[3] == "U":
+        spelling += "u"
+    elif match[3] is not None:
+        channels = int(match[3][1:])
         if not 1 <= channels <= MAX_CHANNELS or channels & (channels - 1):
             raise ValueError(
                 f"tables shared by {channels} channels; powers of 2 from 1 to {MAX_CHANNELS} are "
@@ -86,6 +92,8 @@ def parse_anyprec(word: str) -> Scheme | None:
 def spelled_channels(scheme: Scheme) -> int:
     """Output channels that share tables as the scheme spells it; 0 if `choose_channels` decides."""
     match = _SPELLING.match(scheme.weights)
+    if cells.has_cells(scheme):
+        return 1
     return int(match[1] or 0) if match else 0
 
 
@@ -97,7 +105,8 @@ def alone(scheme: Scheme, bits: int) -> Scheme:
 
 def one_width(tensor: QuantizedTensor, bits: int) -> QuantizedTensor:
     """The model of `bits` bits by itself: a prefix of the codes, one table."""
-    table = {table_name(bits): tensor.tables[table_name(bits)]}
+    names = _tables(alone(tensor.scheme, bits))
+    table = {name: tensor.tables[name] for name in names}
     codes = tensor.codes >> np.uint8(tensor.scheme.bits - bits)
     return QuantizedTensor(codes, tensor.scales, None, alone(tensor.scheme, bits), table)
 
@@ -109,6 +118,8 @@ def table_name(bits: int) -> str:
 
 def table_bytes(scheme: Scheme) -> int:
     """Bytes of one block's tables, all widths together."""
+    if cells.has_cells(scheme):
+        return cells.table_bytes(scheme)
     entries = sum(1 << b for b in scheme.widths)
     return entries + _STEP_BYTES * len(scheme.widths) if scheme.integer_acts else 2 * entries
 
@@ -140,7 +151,7 @@ def choose_channels(n: int, k: int, scheme: Scheme) -> int:
 
 def channels_of(tensor: QuantizedTensor) -> int:
     """How many output channels share a table, from the tables' shape."""
-    n, blocks = len(tensor.codes), len(tensor.tables[table_name(tensor.scheme.bits)])
+    n, blocks = len(tensor.codes), len(tensor.tables[_widest_table(tensor.scheme)])
     channels = 1
     while -(-n // channels) > blocks:
         channels *= 2
@@ -175,20 +186,50 @@ def snap(centroids: F16) -> F16:
     return restore_table(*integer_table(centroids))
 
 
+def settled(table: F16, scheme: Scheme) -> F16:
+    """A table as kernels hold it."""
+    if cells.has_cells(scheme):
+        return cells.snap(table)
+    return snap(table) if scheme.integer_acts else table
+
+
+def levels_of(tensor: QuantizedTensor, bits: int) -> F32:
+    """float32 [T, 2^bits]: what the codes of one width stand for, in units of a row's scale."""
+    if cells.has_cells(tensor.scheme) and bits > cells.CELL_BITS:
+        table = tensor.tables[table_name(cells.CELL_BITS)]
+        return cells.levels(table, tensor.tables[cells.HALVES], bits)
+    return tensor.tables[table_name(bits)].astype(np.float32)
+
+
+def _widest_table(scheme: Scheme) -> str:
+    most = min(scheme.bits, cells.CELL_BITS) if cells.has_cells(scheme) else scheme.bits
+    return table_name(most)
+
+
+def _tables(scheme: Scheme) -> set[str]:
+    """Names of the tables that a tensor of `scheme` has."""
+    if cells.has_cells(scheme):
+        names = {table_name(b) for b in cells.table_widths(scheme)}
+        return names | ({cells.HALVES} if scheme.bits > cells.CELL_BITS else set())
+    return {table_name(b) for b in scheme.widths}
+
+
 def _check(tensor: QuantizedTensor, name: str) -> None:
     scheme = tensor.scheme
     if scheme.family != "anyprec":
         raise BadScheme(f"{name}: scheme {scheme} is not any-precision")
     n, k = check_codes(tensor, name)
     check_array(f"{name}: scales", tensor.scales, "float16", (n, 1))
-    wanted = {table_name(b) for b in scheme.widths}
+    wanted = _tables(scheme)
     if set(tensor.tables) != wanted:
         raise BadScheme(f"{name}: tables are {sorted(tensor.tables)}, not {sorted(wanted)}")
-    widest = tensor.tables[table_name(scheme.bits)]
+    widest = tensor.tables[_widest_table(scheme)]
     blocks = len(widest) if widest.ndim == 2 else 0
-    for b in scheme.widths:
+    for b in cells.table_widths(scheme) if cells.has_cells(scheme) else scheme.widths:
         table = tensor.tables[table_name(b)]
         check_array(f"{name}: {table_name(b)}", table, "float16", (blocks, 1 << b))
+    if cells.HALVES in wanted:
+        cells.check_halves(tensor.tables[cells.HALVES], blocks, name)
     if not blocks or -(-n // channels_of(tensor)) != blocks:
         raise BadScheme(
             f"{name}: {blocks} tables for {n} output channels; ceil({n} / a power of 2) is needed"
@@ -201,7 +242,7 @@ def _check(tensor: QuantizedTensor, name: str) -> None:
 def _dequantize(tensor: QuantizedTensor) -> F32:
     _check(tensor, "weight")
     width = tensor.scheme.bits
-    table = tensor.tables[table_name(width)].astype(np.float32)
+    table = levels_of(tensor, width)
     blocks = np.arange(len(tensor.codes)) // channels_of(tensor)
     # [N, K] into the flat tables: entry `code` of the row's block
     index = (blocks << width)[:, None] + tensor.codes
@@ -210,14 +251,17 @@ def _dequantize(tensor: QuantizedTensor) -> F32:
 
 def _nbytes(tensor: QuantizedTensor) -> int:
     codes = (tensor.codes.size * tensor.scheme.bits + 7) // 8
-    blocks = len(tensor.tables[table_name(tensor.scheme.bits)])
+    blocks = len(tensor.tables[_widest_table(tensor.scheme)])
     return codes + tensor.scales.nbytes + blocks * table_bytes(tensor.scheme)
 
 
 def _places(tensor: QuantizedTensor) -> list[Place]:
     """Centroids of the widest codes; the rows' scales, which all widths share, stay."""
     rows = np.arange(len(tensor.codes)) // channels_of(tensor)
-    return [Place(table_name(tensor.scheme.bits), rows, tensor.codes)]
+    codes, table = tensor.codes, _widest_table(tensor.scheme)
+    if cells.HALVES in tensor.tables:
+        codes = codes >> np.uint8(tensor.scheme.bits - cells.CELL_BITS)
+    return [Place(table, rows, codes)]
 
 
 def _embedding(scheme: Scheme) -> Scheme:
@@ -229,11 +273,12 @@ def _embedding(scheme: Scheme) -> Scheme:
 FAMILY = Family(
     name="anyprec",
     grammar=(
-        "anyprec{min}-{max}[c{channels}][A{1..8|16|32}[g{group}]]: codes of max bits whose upper "
+        "anyprec{min}-{max}[c{channels}|u][A{1..8|16|32}[g{group}]]: codes of max bits whose upper "
         "bits are every narrower model, down to min; a table of centroids per width, shared by so "
-        "many channels that they stay below a tenth of the codes (c1: by none); activations have "
-        "one scale per token, with g one per group (only theirs: weights have none along the "
-        "input); bits are chosen at run time"
+        "many channels that they stay below a tenth of the codes (c1: by none; u: by none, and "
+        "from 6 bits on every cell of 5 bits is divided uniformly); activations have one scale per "
+        "token, with g one per group (only theirs: weights have none along the input); "
+        "bits are chosen at run time"
     ),
     examples=(
         "anyprec3-8",
@@ -241,6 +286,8 @@ FAMILY = Family(
         "anyprec2-4",
         "anyprec3-8A32",
         "anyprec3-8c1",
+        "anyprec3-8u",
+        "anyprec3-8uA8g32",
         "anyprec2-4A8g32",
     ),
     parse=parse_anyprec,
@@ -250,7 +297,7 @@ FAMILY = Family(
     embedding=_embedding,
     details=lambda tensor: (("channels", channels_of(tensor)),),
     places=_places,
-    settled=lambda table, scheme: snap(table) if scheme.integer_acts else table,
+    settled=settled,
     one_width=one_width,
 )
 """Any-precision weights."""

@@ -1,4 +1,6 @@
-"""The any-precision layout ``planes{min}-{max}r8``: bitplanes, so that b bits read b planes.
+"""The any-precision layouts ``planes{min}-{max}r8`` and ``cells{min}-{max}r8``: bitplanes.
+
+A model of b bits reads b of them.
 
 Plane 0 holds the most significant bit of every code. Byte k of a plane's row block is the bits of
 its eight rows: bit t belongs to row t. A register of V consecutive bytes is then V consecutive k of
@@ -12,6 +14,9 @@ Arrays, in kernel argument order:
 - per width b ``centroids{b}`` [T, 2^b]: int8 with ``steps{b}`` float32 [T] where activations are
   integers (`apq_tvm.formats.anyprec.integer_table`), else float16. Where fewer than eight channels
   share a table, T covers NB * 8 rows.
+
+``cells{min}-{max}r8`` (`apq_tvm.formats.anyprec_cells`) has int8 ``centroids{b}`` up to 5 bits, for
+every row its own and without steps, then ``halves`` uint8 [T, 32] where there are wider widths.
 """
 
 from __future__ import annotations
@@ -25,8 +30,9 @@ import numpy as np
 
 from apq_tvm.codegen.layouts.layout import Details, Shapes, WeightLayout
 from apq_tvm.errors import PackError
+from apq_tvm.formats import anyprec_cells as cells
 from apq_tvm.formats.anyprec import channels_of, integer_table, restore_table, table_name
-from apq_tvm.tensorize.meaning.planes import ROWS, plane_code
+from apq_tvm.tensorize.meaning.planes import ROWS, cell_value, plane_code
 from apq_tvm.types import Array, QuantizedTensor, Scheme
 
 STEP_K = 32
@@ -45,6 +51,8 @@ class PlanesLayout(WeightLayout):
         True if tables are int8.
     channels : int
         Output channels that share a table, a power of 2.
+    cells : bool
+        Whether cells of 5 bits are divided uniformly.
 
     Raises
     ------
@@ -56,8 +64,9 @@ class PlanesLayout(WeightLayout):
     bits: int
     integer: bool
     channels: int
+    cells: bool = False
 
-    pattern: ClassVar[re.Pattern[str]] = re.compile(r"planes([1-8])-([1-8])r8\Z")
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"(?:planes|cells)([1-8])-([1-8])r8\Z")
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_bits <= self.bits <= 8:
@@ -71,7 +80,9 @@ class PlanesLayout(WeightLayout):
         sizes = dict(details)
         if "channels" not in sizes:
             raise PackError(f"scheme {scheme}: the channels that share a table are not known")
-        return cls(scheme.min_bits, scheme.bits, scheme.integer_acts, sizes["channels"])
+        divided = cells.has_cells(scheme)
+        integer = scheme.integer_acts or divided
+        return cls(scheme.min_bits, scheme.bits, integer, sizes["channels"], divided)
 
     @classmethod
     def named(cls, match: re.Match[str], scheme: Scheme | None, details: Details) -> Self | None:
@@ -87,15 +98,17 @@ class PlanesLayout(WeightLayout):
 
     def holds(self, tensor: QuantizedTensor) -> bool:
         """Whether it has the widths of its scheme, and as many channels share a table."""
-        mine, scheme = ("anyprec", self.min_bits, self.bits, self.integer), tensor.scheme
-        if mine != (scheme.family, scheme.min_bits, scheme.bits, scheme.integer_acts):
+        scheme = tensor.scheme
+        if scheme.family != "anyprec":
+            return False
+        if self != self.of(scheme, (("channels", self.channels),)):
             return False
         return channels_of(tensor) == self.channels
 
     @property
     def name(self) -> str:
-        """``planes{min}-{max}r8``."""
-        return f"planes{self.min_bits}-{self.bits}r8"
+        """``planes{min}-{max}r8`` or ``cells{min}-{max}r8``."""
+        return f"{'cells' if self.cells else 'planes'}{self.min_bits}-{self.bits}r8"
 
     @property
     def rows(self) -> int:
@@ -105,7 +118,19 @@ class PlanesLayout(WeightLayout):
     @property
     def widths(self) -> tuple[int, ...]:
         """Widths that have a table."""
-        return tuple(range(self.min_bits, self.bits + 1))
+        widths = tuple(range(self.min_bits, self.bits + 1))
+        if not self.cells or self.bits <= cells.CELL_BITS:
+            return widths
+        return tuple(b for b in widths if b <= cells.CELL_BITS) or (cells.CELL_BITS,)
+
+    @property
+    def halves(self) -> bool:
+        """Whether there are widths that divide cells."""
+        return self.cells and self.bits > cells.CELL_BITS
+
+    def divides(self, bits: int) -> bool:
+        """Whether a width divides cells."""
+        return self.cells and bits > cells.CELL_BITS
 
     @property
     def tables_per_block(self) -> int:
@@ -130,8 +155,10 @@ class PlanesLayout(WeightLayout):
         for b in self.widths:
             dtype = "int8" if self.integer else "float16"
             shapes[table_name(b)] = ((tables, 1 << b), dtype)
-            if self.integer:
+            if self.integer and not self.cells:
                 shapes[f"steps{b}"] = ((tables,), "float32")
+        if self.halves:
+            shapes[cells.HALVES] = ((tables, cells.CELLS), "uint8")
         return shapes
 
     def arrays(self, tensor: QuantizedTensor) -> dict[str, Array]:
@@ -152,10 +179,16 @@ class PlanesLayout(WeightLayout):
             source = tensor.tables[table_name(b)]
             table = np.zeros((tables, 1 << b), np.float16)
             table[: len(source)] = source
-            if self.integer:
+            if self.cells:
+                arrays[table_name(b)] = cells.integers(table)
+            elif self.integer:
                 arrays[table_name(b)], arrays[f"steps{b}"] = integer_table(table)
             else:
                 arrays[table_name(b)] = table
+        if self.halves:
+            halves = np.zeros((tables, cells.CELLS), np.uint8)
+            halves[:n] = tensor.tables[cells.HALVES]
+            arrays[cells.HALVES] = halves
         return arrays
 
     def tensor(
@@ -170,9 +203,13 @@ class PlanesLayout(WeightLayout):
         tables, count = {}, -(-n // self.channels)
         for b in self.widths:
             table = arrays[table_name(b)]
-            if self.integer:
+            if self.cells:
+                table = cells.restored(table)
+            elif self.integer:
                 table = restore_table(table, arrays[f"steps{b}"])
             tables[table_name(b)] = table[:count].copy()
+        if self.halves:
+            tables[cells.HALVES] = arrays[cells.HALVES][:count].copy()
         return QuantizedTensor(
             np.ascontiguousarray(codes.reshape(blocks * ROWS, -1)[:n, :k]),
             arrays["scales"].reshape(-1, 1)[:n].copy(),
@@ -192,7 +229,22 @@ class PlanesLayout(WeightLayout):
         width = bits or self.bits
         code = self.code(arrays["planes"], block, lane, k, width)
         table = (block * ROWS + lane) // self.channels
+        scale = arrays["scales"][block, lane].astype("float32")
+        if self.divides(width):
+            cell = code >> (width - cells.CELL_BITS)
+            centroid = arrays[table_name(cells.CELL_BITS)][table, cell]
+            value = cell_value(centroid, arrays[cells.HALVES][table, cell], code, width)
+            return value.astype("float32") * (scale * self.factor(width))
         value = arrays[table_name(width)][table, code].astype("float32")
+        if self.cells:
+            return value * (scale * self.factor(width))
         if self.integer:
             value = value * arrays[f"steps{width}"][table]
-        return value * arrays["scales"][block, lane].astype("float32")
+        return value * scale
+
+    def factor(self, bits: int) -> Any:
+        """float32: the step of a width where cells are divided, in a row's scale."""
+        from tvm import tirx
+
+        fine = cells.FINE if bits > cells.CELL_BITS + 1 else 1
+        return tirx.const(1 / (cells.UNITS * fine), "float32")

@@ -100,6 +100,8 @@ def _check(
         _check_books(layout, spec)
     if isinstance(layout, MixedLayout) and not layout.one_stream:
         raise NotApplicable(f"is for a quarter of 4-bit groups, not {scheme}")
+    if isinstance(layout, PlanesLayout) and layout.divides(width):
+        raise NotApplicable(f"is for tables; cells of 5 bits are divided at {width}")
     if isinstance(layout, PlanesLayout) and layout.padded_k(spec.k) % max(1, scheme.act_group):
         raise NotApplicable(f"K={spec.k}: a group of {scheme.act_group} activations is not full")
     panel = _panel(spec, width)

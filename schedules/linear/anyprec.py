@@ -16,7 +16,7 @@ from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.activations.spread import quantize_spread
 from apq_tvm.ops.few_rows.anyprec import RUN, SUM_ROWS, planes_gemm, planes_gemv, planes_gemv_apart
-from apq_tvm.ops.few_rows.anyprec_task import PLANES_K, parts_of, step_group
+from apq_tvm.ops.few_rows.anyprec_task import PLANES_K, digit_suffix, parts_of, step_group
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_all_features, check_integer_acts
@@ -46,11 +46,22 @@ def _layout(spec: LinearSpec) -> PlanesLayout:
     return PlanesLayout.of(spec.scheme, spec.details)
 
 
-def _check(spec: LinearSpec, profile: DeviceProfile, instruction: PlanesInstruction) -> None:
+def _step(spec: LinearSpec, instruction: PlanesInstruction, width: int) -> PlanesStep:
+    """A step of `PLANES_K` columns."""
+    layout = _layout(spec)
+    return instruction.step(
+        width, layout.tables_per_block, PLANES_K, step_group(spec), layout.divides(width)
+    )
+
+
+def _check(
+    spec: LinearSpec, profile: DeviceProfile, instruction: PlanesInstruction, width: int
+) -> None:
     check_integer_acts(spec)
     check_all_features(profile, instruction.features, instruction.vector)
-    # |Σ (c + offset) x|, and |offset Σ x|
-    largest = 127 + 2 * instruction.offset
+    step = _step(spec, instruction, width)
+    # |Σ (c + offset) x|, and |offset Σ x|; of two digits 16 times that of one, and another
+    largest = 127 * (17 if step.two_digits else 1) + 2 * step.added
     columns = step_group(spec) or _layout(spec).padded_k(spec.k)
     if columns * largest * 127 > _INT32_MAX:
         raise NotApplicable(f"K={spec.k}: the sum of its products may exceed int32")
@@ -102,15 +113,14 @@ def _record(
     """
 
     def declines(spec: LinearSpec, profile: DeviceProfile) -> None:
-        _check(spec, profile, instruction)
+        _check(spec, profile, instruction, width)
         if check is not None:
             check(spec, profile)
 
     def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> PlanesStep:
         for name, choices in decisions.items():
             decide(name, choices)
-        tables = _layout(spec).tables_per_block
-        return instruction.step(width, tables, PLANES_K, step_group(spec))
+        return _step(spec, instruction, width)
 
     return LinearKernel(
         kind,
@@ -148,11 +158,23 @@ def gemv_kernel(instruction: PlanesInstruction, width: int) -> LinearKernel:
     return _record("gemv", instruction, width, 1, func, schedule, _AHEAD)
 
 
+def check_tables(spec: LinearSpec, profile: DeviceProfile) -> None:
+    """Decline what has a table of at most 32 centroids for every row."""
+    if _layout(spec).cells:
+        raise NotApplicable("is for tables of 128 and 256 centroids; cells are divided")
+
+
+def check_cells(spec: LinearSpec, profile: DeviceProfile) -> None:
+    """Decline tables that rows share, or of more than 32 centroids."""
+    if not _layout(spec).cells:
+        raise NotApplicable(f"is for divided cells, not for the tables of {spec.scheme}")
+
+
 def apart_kernel(
     instruction: PlanesInstruction,
     width: int,
     form: str = "",
-    check: Callable[[LinearSpec, DeviceProfile], None] | None = None,
+    check: Callable[[LinearSpec, DeviceProfile], None] = check_tables,
 ) -> LinearKernel:
     """The record of the kernel for one row of x and tables that fill the registers."""
 
@@ -181,10 +203,13 @@ def gemm_kernel(instruction: PlanesInstruction, width: int, m_tile: int) -> Line
     def schedule(sch: Any, choice: Choice) -> None:
         schedule_stages(sch, _UNROLLED)
         for suffix, step in _steps(choice):
-            tensorize(sch, f"lookup{suffix}", instruction.lookup(step, choice["ahead"]))
             dot = instruction.rows(step, m_tile, SUM_ROWS)
-            for row in range(0, ROWS, SUM_ROWS):
-                tensorize(sch, f"dot{suffix}{row}", dot)
+            for digit in range(step.digits):
+                name = f"{suffix}{digit_suffix(digit)}"
+                lookup = instruction.lookup(step, choice["ahead"], digit)
+                tensorize(sch, f"lookup{name}", lookup)
+                for row in range(0, ROWS, SUM_ROWS):
+                    tensorize(sch, f"dot{name}{row}", dot)
         for row in range(0, ROWS, SUM_ROWS):
             _add_lanes(sch, f"add{row}", instruction.vector // 4, 3)
 

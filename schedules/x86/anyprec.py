@@ -6,7 +6,12 @@ from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.few_rows.anyprec import RUN
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.linear.anyprec import apart_kernel, gemm_kernel, gemv_kernel
+from apq_tvm.schedules.linear.anyprec import (
+    apart_kernel,
+    check_tables,
+    gemm_kernel,
+    gemv_kernel,
+)
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.tensorize.x86.planes import INSTRUCTIONS, PSHUFB, VPERMB
 from apq_tvm.types import DeviceProfile
@@ -18,6 +23,7 @@ rows are taken one by one: there is a kernel for every width, and code counts in
 
 def _check_runs(spec: LinearSpec, profile: DeviceProfile) -> None:
     """Decline K that is not of whole registers, two at least after whole runs."""
+    check_tables(spec, profile)
     assert spec.scheme is not None
     rest = PlanesLayout.of(spec.scheme, spec.details).padded_k(spec.k) % RUN
     if rest % VPERMB.vector or rest == VPERMB.vector:

@@ -5,9 +5,8 @@ entries in one instruction and gives 0 for an index past them, so that 128 and 2
 and four lookups and an ``orr``; of more than 64 entries the tables do not fit the registers and
 are loaded again. Centroids stay signed, as ``sdot`` takes them.
 
-Bits of planes become indices by masked merges (``bsl``), as there; from the fifth bit on the upper
-bits of two rows are brought side by side, and one shift that inserts (``sli``, ``sri``) per row
-joins them with its lower nibble.
+Indices are those of `apq_tvm.tensorize.arm.planes_index`; where cells are divided, digits those of
+`apq_tvm.tensorize.arm.planes_cells`.
 
 Arm Architecture Reference Manual, DDI 0487, SDOT, TBL, BSL, SLI, SRI, SMULL, ADDP, SADALP; LLVM's
 IntrinsicsAArch64.td for names.
@@ -16,26 +15,20 @@ IntrinsicsAArch64.td for names.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.arm.lookup import (
-    BYTES,
-    inserted_left,
-    inserted_right,
-    masked,
-    merged,
-    shifted,
-    table_lookup,
-)
+from apq_tvm.tensorize.arm.lookup import BYTES, table_lookup
+from apq_tvm.tensorize.arm.planes_cells import digits, row_digits
+from apq_tvm.tensorize.arm.planes_index import indices
 from apq_tvm.tensorize.arm.planes_sums import Sums
 from apq_tvm.tensorize.exprs import Buffer, Expr, i64, neon, shuffled, splat
 from apq_tvm.tensorize.meaning.planes import ROWS, PlanesStep
 from apq_tvm.tensorize.pairs.planes import PlanesInstruction
 
-_HALF = ROWS // 2
 _MOST = 64
 """Entries of one lookup."""
 
@@ -60,24 +53,48 @@ class ArmPlanes(PlanesInstruction):
     chained: bool = False
 
     def emit_dot(self, step: PlanesStep, ahead: int, *buffers: Buffer) -> None:
-        planes, table, x, *scales, acc = buffers
+        planes, table, *halves, x, scales, acc = self._operands(step, buffers)
         sums = Sums(self, step, acc, scales, [[r] for r in range(ROWS)])
         with sums.steps() as steps:
+            if step.divided:
+                found = [digits(step, planes, table, halves[0], at) for at in steps]
+                for r, i in product(range(ROWS), range(step.digits)):
+                    for at, rows in zip(steps, found, strict=True):
+                        sums.add([r], rows[r][i], x.vload([at], "int8x16"), i)
+                return
             for at in steps:
                 xs = x.vload([at], "int8x16")
                 for r, w in enumerate(lookups(step, planes, table, at, self.sve)):
                     sums.add([r], w, xs)
 
+    @staticmethod
+    def _operands(step: PlanesStep, buffers: tuple[Buffer, ...]) -> tuple[Any, ...]:
+        """The same, with the scales, if there are any, as one list."""
+        *tables, acc = buffers
+        scales = [tables.pop()] if step.group else []
+        return (*tables, scales, acc)
+
     def emit_codes(self, step: PlanesStep, *buffers: Buffer) -> None:
         planes, out = buffers
         with b.serial(0, i64(step.registers)) as loop:
             at = loop * i64(BYTES)
-            for r, (index, _) in enumerate(_indices(_registers(step, planes, at))):
+            for r, (index, _) in enumerate(indices(_registers(step, planes, at))):
                 b.buffer_store(out, index, [r, tirx.Ramp(at, 1, BYTES)])
 
     def emit_table_dot(self, step: PlanesStep, rows: int, *buffers: Buffer) -> None:
         """The table stays in registers; rows are taken two at a time."""
-        codes, table, x, *scales, acc = buffers
+        codes, table, *halves, x, scales, acc = self._operands(step, buffers)
+        if step.divided:
+            sums = Sums(self, step, acc, scales, [[]])
+            with sums.steps() as steps:
+                found = [
+                    row_digits(step, codes.vload([at], "uint8x16"), table, halves[0])
+                    for at in steps
+                ]
+                for i in range(step.digits):
+                    for at, each in zip(steps, found, strict=True):
+                        sums.add([], each[i], x.vload([at], "int8x16"), i)
+            return
         for start in range(0, rows, 2):
             leads = [[r] if rows > 1 else [] for r in range(start, min(start + 2, rows))]
             sums = Sums(self, step, acc, scales, leads)
@@ -88,11 +105,15 @@ class ArmPlanes(PlanesInstruction):
                         w = _large_lookup(step, table, [], index, self.chained)
                         sums.add(lead, w, x.vload([at], "int8x16"))
 
-    def emit_lookup(self, step: PlanesStep, ahead: int, *buffers: Buffer) -> None:
-        planes, table, out = buffers
+    def emit_lookup(self, step: PlanesStep, ahead: int, digit: int, *buffers: Buffer) -> None:
+        planes, table, *halves, out = buffers
         with b.serial(0, i64(step.registers)) as loop:
             at = loop * i64(BYTES)
-            for r, w in enumerate(lookups(step, planes, table, at, self.sve)):
+            if step.divided:
+                found = [each[digit] for each in digits(step, planes, table, halves[0], at)]
+            else:
+                found = lookups(step, planes, table, at, self.sve)
+            for r, w in enumerate(found):
                 value = out.vload([r, at], "uint8x16") + tirx.reinterpret("uint8x16", w)
                 b.buffer_store(out, value, [r, tirx.Ramp(at, 1, BYTES)])
 
@@ -133,75 +154,6 @@ INSTRUCTIONS = (SDOT_SVE, SDOT, SMULL)
 """In order of preference."""
 
 
-def _pairs(q0: Expr, q1: Expr) -> tuple[Expr, Expr]:
-    """2-bit codes: field f of the first register is row 2f, of the second row 2f + 1."""
-    return merged(0x55, q0, shifted(q1, 1)), merged(0x55, shifted(q0, -1), q1)
-
-
-def _nibbles(planes: list[Expr]) -> list[Expr]:
-    """Codes of 3 or 4 bits: low nibble of register j is row j, high nibble row j + 4.
-
-    The fourth bit of 3-bit codes is arbitrary.
-    """
-    low = _kept(_pairs(planes[0], planes[1]))
-    if len(planes) == 3:
-        high = [shifted(planes[2], s) for s in (2, 1, 0, -1)]
-    else:
-        even, odd = _kept(_pairs(planes[2], planes[3]))
-        high = [shifted(even, 2), shifted(odd, 2), even, odd]
-    down = [low[0], low[1], shifted(low[0], -2), shifted(low[1], -2)]
-    return _kept([merged(0x33, a, c) for a, c in zip(down, high, strict=True)])
-
-
-def _kept(vectors: Any) -> list[Expr]:
-    """The same in a buffer: an expression used often would be compiled for each use."""
-    values = list(vectors)
-    buffer = b.alloc_buffer((len(values), BYTES), "uint8", align=16)
-    for i, value in enumerate(values):
-        b.buffer_store(buffer, value, [i, tirx.Ramp(0, 1, BYTES)])
-    return [buffer.vload([i, 0], "uint8x16") for i in range(len(values))]
-
-
-def _indices(planes: list[Expr]) -> list[tuple[Expr, tuple[int, ...]]]:
-    """Per row its index, clean above the code's bits or above bit 3, and where the bits are.
-
-    Parameters
-    ----------
-    planes : list of PrimExpr
-        1 to 8 registers, least significant plane first.
-    """
-    bits = len(planes)
-    if bits <= 2:
-        registers = _kept(_pairs(*planes)) if bits == 2 else planes
-        halves = _kept([half for v in registers for half in (masked(v, 15), shifted(v, -4))])
-        indices = []
-        for r in range(ROWS):
-            place = r // bits * bits
-            places = tuple(place % 4 + i for i in range(bits))
-            indices.append((halves[r % bits * 2 + place // 4], places))
-        return indices
-    natural, low = tuple(range(bits)), _nibbles(planes[:4])
-    if bits <= 4:
-        both = [masked(v, 15) for v in low] + [shifted(v, -4) for v in low]
-        return [(v, natural) for v in _kept(both)]
-    upper = _kept(_upper(planes[4:]))
-    first = [inserted_left(v, h, 4) for v, h in zip(low, upper, strict=True)]
-    second = [inserted_right(h, v, 4) for v, h in zip(low, upper, strict=True)]
-    return [(v, natural) for v in _kept(first + second)]
-
-
-def _upper(planes: list[Expr]) -> list[Expr]:
-    """Bits above the fourth: low nibble of register j is row j, high nibble row j + 4; clean."""
-    bits = len(planes)
-    if bits == 1:
-        return [masked(shifted(planes[0], -j), 0x11) for j in range(_HALF)]
-    if bits == 2:
-        top = _kept(_pairs(*planes))
-        return [masked(shifted(top[j % 2], j // 2 * -2), 0x33) for j in range(_HALF)]
-    top = _nibbles(planes)
-    return top if bits == 4 else [masked(v, 0x77) for v in top]
-
-
 def _registers(step: PlanesStep, planes: Buffer, at: Expr) -> list[Expr]:
     """Planes from column `at` on, least significant first."""
     return [planes.vload([p, 0, at], "uint8x16") for p in reversed(range(step.bits))]
@@ -213,7 +165,7 @@ def lookups(
     """int8 [16] centroids of the eight rows."""
     return [
         _centroids(step, table, row * step.tables // ROWS, index, places, sve)
-        for row, (index, places) in enumerate(_indices(_registers(step, planes, at)))
+        for row, (index, places) in enumerate(indices(_registers(step, planes, at)))
     ]
 
 

@@ -16,8 +16,8 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.lookup import BYTES
-from apq_tvm.tensorize.exprs import Buffer, Expr, i64, llvm
-from apq_tvm.tensorize.meaning.planes import QUAD, PlanesStep
+from apq_tvm.tensorize.exprs import Buffer, Expr, i64, llvm, splat
+from apq_tvm.tensorize.meaning.planes import FINE_BITS, QUAD, PlanesStep
 
 
 class Multiplier(Protocol):
@@ -52,7 +52,7 @@ class Sums:
     ) -> None:
         self._how, self._step, self._acc, self._scales = how, step, acc, scales
         self._leads = leads
-        self._parts: dict[tuple[int, ...], Expr] = {}
+        self._parts: dict[tuple[tuple[int, ...], int], Expr] = {}
 
     @contextmanager
     def steps(self) -> Iterator[list[Expr]]:
@@ -68,19 +68,30 @@ class Sums:
         """What is added inside shares the scale of column `first` of a row of x."""
         self._parts = {}
         yield
-        for lead, part in self._parts.items():
+        for lead in dict.fromkeys(lead for lead, _ in self._parts):
+            part: Expr = self._parts.get((lead, 1), self._parts[lead, 0])
+            if not self._scales:
+                whole = self._acc.vload([*lead, 0], "int32x4") + part
+                b.buffer_store(self._acc, whole, [*lead, tirx.Ramp(0, 1, 4)])
+                continue
             scale = self._scales[0].vload([*row, first // QUAD], "float32x4")
             before = self._acc.vload([*lead, 0], "float32x4")
             floats = part.astype("float32x4")
             value = llvm("float32x4", "llvm.fma.v4f32", floats, scale, before)
             b.buffer_store(self._acc, value, [*lead, tirx.Ramp(0, 1, 4)])
 
-    def add(self, lead: list[int], w: Expr, x: Expr) -> None:
-        """Add the products of a register to a row's sums."""
-        if not self._scales:
+    def add(self, lead: list[int], w: Expr, x: Expr, digit: int = 0) -> None:
+        """Add the products of a register to a row's sums.
+
+        Those of a second digit start from 16 times the first's, which come before.
+        """
+        if not self._scales and not self._step.two_digits:
             value = self._how.multiply(self._acc.vload([*lead, 0], "int32x4"), w, x)
             b.buffer_store(self._acc, value, [*lead, tirx.Ramp(0, 1, 4)])
             return
+        key = (tuple(lead), digit)
+        if digit and key not in self._parts:
+            self._parts[key] = self._parts[key[0], 0] * splat(1 << FINE_BITS, "int32", 4)
         zero = tirx.Broadcast(tirx.const(0, "int32"), 4)
-        before = self._parts.get(tuple(lead), zero)
-        self._parts[tuple(lead)] = self._how.multiply(before, w, x)
+        before = self._parts.get(key, zero)
+        self._parts[key] = self._how.multiply(before, w, x)

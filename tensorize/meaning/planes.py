@@ -5,6 +5,10 @@ plane p is bit p, counted from the most significant one, of the code of row r, c
 cannot match an index that depends on data, so the meaning of a lookup is the sum over all entries c
 of ``table[c] where code == c``.
 
+Where cells of 5 bits are divided uniformly (`apq_tvm.formats.anyprec_cells`) wider codes have the
+table of 5 bits and one operand more after it, ``halves`` uint8 [tables, 32]. A step of 6 bits has
+weights of one digit, of 7 and 8 bits of two: 16 times the digit of 6 bits, and another byte.
+
 Steps with groups of activations take one more operand before the sums, which are float32: the
 scales of activations, float32 [.., k / 4].
 """
@@ -23,6 +27,12 @@ ROWS = 8
 
 QUAD = 4
 """Columns of a lane."""
+
+CELL_BITS = 5
+"""Bits of cells that are divided, and by which they are numbered."""
+
+FINE_BITS = 4
+"""A step of two digits has 2^FINE_BITS parts."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,8 @@ class PlanesStep:
     group : int
         Columns of activations that share a scale: sums are float32 then, and scales are an operand,
         one for every `QUAD` columns. 0 where they are int32, for scales that come later.
+    divided : bool
+        Whether cells of 5 bits are divided; of more bits than those alone.
     """
 
     bits: int
@@ -53,11 +65,27 @@ class PlanesStep:
     vector: int
     offset: int
     group: int = 0
+    divided: bool = False
 
     @property
     def entries(self) -> int:
         """Centroids of a table."""
-        return 1 << self.bits
+        return 1 << (CELL_BITS if self.divided else self.bits)
+
+    @property
+    def two_digits(self) -> bool:
+        """Whether weights are two bytes."""
+        return self.divided and self.bits > CELL_BITS + 1
+
+    @property
+    def digits(self) -> int:
+        """Bytes of a weight."""
+        return 2 if self.two_digits else 1
+
+    @property
+    def added(self) -> int:
+        """What `offset` adds to a weight."""
+        return self.offset * ((1 << FINE_BITS) + 1 if self.two_digits else 1)
 
     @property
     def lanes(self) -> int:
@@ -80,7 +108,9 @@ class PlanesStep:
         return "float32" if self.group else "int32"
 
     def __str__(self) -> str:
-        return f"b{self.bits}t{self.tables}_{ROWS}x{self.k}{self.suffix}"
+        return (
+            f"{'c' if self.divided else 'b'}{self.bits}t{self.tables}_{ROWS}x{self.k}{self.suffix}"
+        )
 
     @property
     def suffix(self) -> str:
@@ -119,6 +149,41 @@ def plane_code(load: Callable[[int], Expr], row: Expr, bits: int) -> Expr:
     return code
 
 
+def cell_value(centroid: Expr, half: Expr, code: Expr, bits: int, digit: int | None = None) -> Expr:
+    """The weight of a code of 6 to 8 bits, or one of its digits, as an int32 expression.
+
+    Parameters
+    ----------
+    centroid, half : PrimExpr
+        int8 and uint8, of its cell.
+    code : PrimExpr
+        int32; of its bits those after the fifth matter.
+    bits : int
+    digit : int, optional
+        0 for T, 1 for what is less than a step.
+    """
+    from tvm import tirx
+
+    h, low = half.astype("int32"), bits - CELL_BITS
+
+    def bit(place: int) -> Expr:
+        return tirx.bitwise_and(tirx.shift_right(code, i32(place)), i32(1))
+
+    def i32(value: int) -> Expr:
+        return tirx.const(value, "int32")
+
+    up = tirx.shift_right(h + i32(2), i32(2))
+    down = tirx.shift_right(h + i32(1), i32(2))
+    value = centroid.astype("int32") + tirx.Select(bit(low - 1) == i32(1), up, -down)
+    if low == 1 or digit == 0:
+        return value
+    if low == 2:
+        fine = h * (bit(0) * i32(4) - i32(2))
+    else:
+        fine = h * (bit(1) * i32(4) + bit(0) * i32(2) - i32(3))
+    return fine if digit == 1 else value * i32(1 << FINE_BITS) + fine
+
+
 def centroid_if(code: Expr, entry: Expr, centroid: Expr, offset: int) -> Expr:
     """``centroid + offset`` where `code` is `entry`, else 0, as an int32 expression."""
     from tvm import tirx
@@ -133,6 +198,34 @@ def _planes(unit: PlanesStep) -> Operand:
 
 def _tables(unit: PlanesStep) -> Operand:
     return Operand("table", (unit.tables, unit.entries), "int8", min(unit.entries, 64), True)
+
+
+def _halves(unit: PlanesStep) -> tuple[Operand, ...]:
+    """The operand that divided cells have."""
+    shape = (unit.tables, unit.entries)
+    return (Operand("halves", shape, "uint8", 32, True),) if unit.divided else ()
+
+
+def _weight(
+    unit: PlanesStep, code: Expr, entry: Expr, row: Expr, *tables: Load, digit: int | None = None
+) -> Expr:
+    """What an entry of the table of a row gives a code, int32: its weight or a digit, or 0."""
+    which = table_of(row, unit.tables)
+    return _entry(unit, code, entry, *(table(which, entry) for table in tables), digit=digit)
+
+
+def _entry(
+    unit: PlanesStep, code: Expr, entry: Expr, *found: Expr, digit: int | None = None
+) -> Expr:
+    """The same of what the tables hold at that entry."""
+    from tvm import tirx
+
+    if not unit.divided:
+        return centroid_if(code, entry, found[0], unit.offset)
+    cell = tirx.shift_right(code, tirx.const(unit.bits - CELL_BITS, "int32"))
+    value = cell_value(found[0], found[1], code, unit.bits, digit)
+    value = value + tirx.const(unit.added if digit is None else unit.offset, "int32")
+    return tirx.Select(cell == entry.astype("int32"), value, tirx.const(0, "int32"))
 
 
 def _factors(unit: PlanesStep, m: int = 0) -> tuple[Operand, ...]:
@@ -175,33 +268,36 @@ def _product(
 def planes_dot(unit: PlanesStep) -> Meaning:
     """Product of a step with one row of activations.
 
-    Operands: planes uint8 [bits, 1, k], tables int8 [tables, 2^bits], x int8 [k], [scales,] sums
-    int32 [8, vector / 4].
+    Operands: planes uint8 [bits, 1, k], tables int8 [tables, 2^bits], [halves,] x int8 [k],
+    [scales,] sums int32 [8, vector / 4].
     """
+    count = 2 if unit.divided else 1
 
-    def term(at: list[Expr], planes: Load, table: Load, *x: Load) -> Expr:
+    def term(at: list[Expr], planes: Load, *loads: Load) -> Expr:
         row, lane, register, byte, entry = at
         column = _column(unit, lane, register, byte)
         code = plane_code(lambda p: planes(p, 0, column), row, unit.bits)
-        centroid = table(table_of(row, unit.tables), entry)
-        return _product(unit, centroid_if(code, entry, centroid, unit.offset), 0, column, *x)
+        weight = _weight(unit, code, entry, row, *loads[:count])
+        return _product(unit, weight, 0, column, *loads[count:])
 
     sums = Operand("acc", (ROWS, unit.lanes), unit.sums, 64)
-    operands = (_planes(unit), _tables(unit), *_factors(unit), sums)
+    operands = (_planes(unit), _tables(unit), *_halves(unit), *_factors(unit), sums)
     return _meaning("dot", operands, sums.shape, (unit.registers, QUAD, unit.entries), term)
 
 
-def planes_lookup(unit: PlanesStep) -> Meaning:
-    """Lookup of a step: planes, tables, out uint8 [8, k], to which centroids are added."""
+def planes_lookup(unit: PlanesStep, digit: int = 0) -> Meaning:
+    """Lookup of a step: planes, tables, [halves,] out uint8 [8, k], to which centroids are added.
 
-    def term(at: list[Expr], planes: Load, table: Load) -> Expr:
+    `digit` says which byte of weights that have two.
+    """
+
+    def term(at: list[Expr], planes: Load, *tables: Load) -> Expr:
         row, column, entry = at
         code = plane_code(lambda p: planes(p, 0, column), row, unit.bits)
-        centroid = table(table_of(row, unit.tables), entry)
-        return centroid_if(code, entry, centroid, unit.offset).astype("uint8")
+        return _weight(unit, code, entry, row, *tables, digit=digit).astype("uint8")
 
     out = Operand("out", (ROWS, unit.k), "uint8", 32, True)
-    operands = (_planes(unit), _tables(unit), out)
+    operands = (_planes(unit), _tables(unit), *_halves(unit), out)
     return _meaning("lookup", operands, out.shape, (unit.entries,), term)
 
 
@@ -219,23 +315,25 @@ def planes_codes(unit: PlanesStep) -> Meaning:
 def table_dot(unit: PlanesStep, rows: int) -> Meaning:
     """Lookups of rows that share a table, times one row of activations.
 
-    Operands: codes uint8 [rows, k], table int8 [2^bits], x int8 [k], [scales,] sums int32
-    [rows, vector / 4]; there is no axis of one row.
+    Operands: codes uint8 [rows, k], table int8 [2^bits], [halves uint8 [32],] x int8 [k], [scales,]
+    sums int32 [rows, vector / 4]; there is no axis of one row.
     """
+    count = 2 if unit.divided else 1
 
-    def term(at: list[Expr], codes: Load, table: Load, *x: Load) -> Expr:
+    def term(at: list[Expr], codes: Load, *loads: Load) -> Expr:
         row, lane, register, byte, entry = at
         column = _column(unit, lane, register, byte)
         code = codes(row, column).astype("int32")
-        weight = centroid_if(code, entry, table(entry), unit.offset)
-        return _product(unit, weight, 0, column, *x)
+        weight = _entry(unit, code, entry, *(load(entry) for load in loads[:count]))
+        return _product(unit, weight, 0, column, *loads[count:])
 
     lead = (rows,) if rows > 1 else ()
     codes = Operand("codes", (*lead, unit.k), "uint8", 32, rows > 1)
     table = Operand("table", (unit.entries,), "int8", min(unit.entries, 64))
     sums = Operand("acc", (*lead, unit.lanes), unit.sums, 16)
     reduced = (unit.registers, QUAD, unit.entries)
-    operands = (codes, table, *_factors(unit), sums)
+    halves = (Operand("halves", (unit.entries,), "uint8", 32),) if unit.divided else ()
+    operands = (codes, table, *halves, *_factors(unit), sums)
     return _meaning("table_dot", operands, (rows, unit.lanes), reduced, term)
 
 

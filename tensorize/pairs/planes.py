@@ -44,9 +44,11 @@ class PlanesInstruction(ABC):
     offset: int
     features: tuple[str, ...]
 
-    def step(self, bits: int, tables: int, k: int, group: int = 0) -> PlanesStep:
+    def step(
+        self, bits: int, tables: int, k: int, group: int = 0, divided: bool = False
+    ) -> PlanesStep:
         """A step for this instruction; parameters as there."""
-        return PlanesStep(bits, tables, k, self.vector, self.offset, group)
+        return PlanesStep(bits, tables, k, self.vector, self.offset, group, divided)
 
     def dot(self, step: PlanesStep, ahead: int = 0) -> str:
         """`planes_dot`, with every plane prefetched `ahead` bytes."""
@@ -54,12 +56,13 @@ class PlanesInstruction(ABC):
         emit = partial(self.emit_dot, step, ahead)
         return self._register(f"planes_{step}{prefetch}", planes_dot(step), emit)
 
-    def lookup(self, step: PlanesStep, ahead: int = 0) -> str:
+    def lookup(self, step: PlanesStep, ahead: int = 0, digit: int = 0) -> str:
         """`planes_lookup`, likewise. (A sum, because its meaning is one; LLVM sees the zeros that
         it starts from, and stores.)"""
         prefetch = f"_pf{ahead}" if ahead else ""
-        emit = partial(self.emit_lookup, step, ahead)
-        return self._register(f"lookup_{step}{prefetch}", planes_lookup(step), emit)
+        emit = partial(self.emit_lookup, step, ahead, digit)
+        name = f"lookup{digit or ''}_{step}{prefetch}"
+        return self._register(name, planes_lookup(step, digit), emit)
 
     def codes(self, step: PlanesStep) -> str:
         """`planes_codes`."""
@@ -84,8 +87,8 @@ class PlanesInstruction(ABC):
         """Instructions of `planes_dot`."""
 
     @abstractmethod
-    def emit_lookup(self, step: PlanesStep, ahead: int, *buffers: Buffer) -> None:
-        """Instructions of `planes_lookup`."""
+    def emit_lookup(self, step: PlanesStep, ahead: int, digit: int, *buffers: Buffer) -> None:
+        """Instructions of `planes_lookup`, of one byte of weights that have two."""
 
     @abstractmethod
     def emit_codes(self, step: PlanesStep, *buffers: Buffer) -> None:

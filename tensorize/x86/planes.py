@@ -15,6 +15,9 @@ for Zen 4. Activations of two int8 digits, which need no scales, take 46: sums f
   planes, whose bits are moved to bit 7. vpmaddubsw multiplies |x| by the centroid with the sign of
   x: 2 * 127 * 127 = 32258 fits int16, but not twice.
 
+Where cells are divided (`apq_tvm.tensorize.x86.planes_cells`) weights of 7 and 8 bits are two
+bytes, each multiplied by itself.
+
 Intel 64 and IA-32 Software Developer's Manual, volume 2, VPERMB, VPERMI2B, PSHUFB, VPBLENDVB,
 PSIGNB, PMADDUBSW, VPDPBUSD; LLVM's IntrinsicsX86.td for the operand types.
 """
@@ -24,10 +27,11 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.tensorize.exprs import Buffer, Expr, prefetch_line, x86
-from apq_tvm.tensorize.meaning.planes import ROWS, PlanesStep
+from apq_tvm.tensorize.exprs import Buffer, Expr, prefetch_line, splat, x86
+from apq_tvm.tensorize.meaning.planes import FINE_BITS, ROWS, PlanesStep
 from apq_tvm.tensorize.pairs.planes import PlanesInstruction
 from apq_tvm.tensorize.x86.planes_apart import emit_codes, emit_table_dot
+from apq_tvm.tensorize.x86.planes_cells import narrow_digits, wide_digits
 from apq_tvm.tensorize.x86.planes_index import Index, long_lookup, nibble_indices, wide_indices
 from apq_tvm.tensorize.x86.planes_sums import add_scaled, load, load_scales, multiply
 from apq_tvm.tensorize.x86.vectors import shifted
@@ -37,6 +41,9 @@ class X86Planes(PlanesInstruction):
     """Lookups in registers of 512 or of 256 bits."""
 
     def emit_dot(self, step: PlanesStep, ahead: int, *buffers: Buffer) -> None:
+        if step.divided:
+            self._emit_divided(step, ahead, *buffers)
+            return
         planes, table, x, *scales, acc = buffers
         _prefetch(step, planes, ahead)
         sums = [acc.vload([r, 0], f"{step.sums}x{step.lanes}") for r in range(ROWS)]
@@ -52,12 +59,41 @@ class X86Planes(PlanesInstruction):
         for r in range(ROWS):
             b.buffer_store(acc, sums[r], [r, tirx.Ramp(0, 1, step.lanes)])
 
-    def emit_lookup(self, step: PlanesStep, ahead: int, *buffers: Buffer) -> None:
-        planes, table, out = buffers
+    def _emit_divided(self, step: PlanesStep, ahead: int, *buffers: Buffer) -> None:
+        """`emit_dot` of one or two digits, of which the first counts 16 times the second."""
+        planes, table, halves, x, *scales, acc = buffers
+        _prefetch(step, planes, ahead)
+        sums = [acc.vload([r, 0], f"{step.sums}x{step.lanes}") for r in range(ROWS)]
+        for first in range(0, step.registers, step.together):
+            registers = range(first, first + step.together)
+            found = [_digits(step, planes, table, halves, at) for at in registers]
+            xs = [load(step, x, (), at) for at in registers]
+            for r in range(ROWS):
+                part: Expr = None
+                for i in range(step.digits):
+                    if i:
+                        part = part * splat(1 << FINE_BITS, "int32", step.lanes)
+                    for digits, value in zip(found, xs, strict=True):
+                        part = multiply(step, part, digits[r][i], value)
+                if scales:
+                    scale = load_scales(step, scales[0], (), first)
+                    sums[r] = add_scaled(step, sums[r], part, scale)
+                else:
+                    sums[r] = sums[r] + part
+        for r in range(ROWS):
+            b.buffer_store(acc, sums[r], [r, tirx.Ramp(0, 1, step.lanes)])
+
+    def emit_lookup(self, step: PlanesStep, ahead: int, digit: int, *buffers: Buffer) -> None:
+        planes, table, *halves, out = buffers
         _prefetch(step, planes, ahead)
         width = min(step.k, step.vector)
         for register in range(step.registers):
-            for r, w in enumerate(_lookups(step, planes, table, register)):
+            if step.divided:
+                digits = _digits(step, planes, table, halves[0], register)
+                found = [each[digit] for each in digits]
+            else:
+                found = _lookups(step, planes, table, register)
+            for r, w in enumerate(found):
                 value = tirx.reinterpret(f"uint8x{step.vector}", w)
                 if width < step.vector:
                     value = tirx.Shuffle([value], [tirx.const(i, "int32") for i in range(width)])
@@ -100,6 +136,15 @@ def _prefetch(step: PlanesStep, planes: Buffer, ahead: int) -> None:
     """Prefetch every plane's cache line `ahead` bytes on; a prefetch never faults."""
     for p in range(step.bits if ahead else 0):
         prefetch_line(planes[p, 0, ahead])
+
+
+def _digits(
+    step: PlanesStep, planes: Buffer, table: Buffer, halves: Buffer, register: int
+) -> list[list[Expr]]:
+    """The digits of the eight rows, int8 [V]."""
+    registers = [load(step, planes, (p, 0), register) for p in range(step.bits)]
+    make = wide_digits if step.vector == VPERMB.vector else narrow_digits
+    return make(step, registers, table, halves)
 
 
 def _lookups(step: PlanesStep, planes: Buffer, table: Buffer, register: int) -> list[Expr]:

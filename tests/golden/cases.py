@@ -9,6 +9,7 @@ from functools import cache
 from typing import TypeVar
 
 from apq_tvm.formats import FAMILIES, parse_scheme
+from apq_tvm.formats.anyprec_cells import has_cells
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.devices import PROFILES, find_profile
 from apq_tvm.types import DeviceProfile, Scheme
@@ -49,7 +50,7 @@ class Hashed:
 WIDTHS = (
     *(f"bcq{bits}g32{acts}" for bits in range(1, 9) for acts in ("", "A32")),
     *(f"W{bits}A{acts}" for bits in range(1, 9) for acts in ("4tg32", "16g32", "8")),
-    "anyprec1-8", "anyprec1-8A32", "W8A2", "W7A1", "W5A1",
+    "anyprec1-8", "anyprec1-8A32", "anyprec1-8u", "W8A2", "W7A1", "W5A1",
 )  # fmt: skip
 """Of kernels that are listed for every width."""
 
@@ -67,7 +68,7 @@ def spec_of(scheme: Scheme | None, shape: tuple[int, int, str]) -> LinearSpec:
     """The kernel problem of a layer of `shape`."""
     n, k, activation = shape
     if scheme is not None and scheme.family == "anyprec":
-        channels = 1 if "c1" in str(scheme) else 16
+        channels = 1 if "c1" in str(scheme) or has_cells(scheme) else 16
         sizes: tuple[tuple[str, int], ...] = (("channels", channels),)
     else:
         sizes = ()

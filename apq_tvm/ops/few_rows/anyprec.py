@@ -29,10 +29,11 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.ops.blocks import each, put
-from apq_tvm.ops.few_rows.anyprec_task import PLANES_K, PlanesTask, parts_of
+from apq_tvm.ops.few_rows.anyprec_task import PLANES_K, PlanesTask, digit_suffix, parts_of
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc
 from apq_tvm.tensorize.meaning.planes import (
+    FINE_BITS,
     ROWS,
     PlanesStep,
     planes_codes,
@@ -91,18 +92,25 @@ class _Apart(_Gemv):
 
             def views(*axis: Expr, table: int = table) -> list[View]:
                 x, mine = self.x_at(self.first(axis)), (table * rows, 0)
-                entries = View(self.table, (self.first_table(self.row_block(0)) + table, 0))
-                return [View(self.codes, mine), entries, *x, View(self.spread, mine)]
+                at = (self.first_table(self.row_block(0)) + table, 0)
+                entries = [View(held, at) for held in (self.table, self.halves) if held is not None]
+                return [View(self.codes, mine), *entries, *x, View(self.spread, mine)]
 
             product(table_dot(step, rows), f"dot{suffix}{table}", views, self.around(u))
 
 
 class _Gemm(PlanesTask):
-    """Looked up bytes of a row block, reused for many rows of x."""
+    """Looked up bytes of a row block, reused for many rows of x.
+
+    Weights of two bytes pass the tile twice: 16 times the sums of the first are what those of the
+    second start from.
+    """
 
     def scratch(self) -> None:
         width = -(-self.k // PLANES_K) * PLANES_K
-        self.bytes = b.sblock_alloc_buffer((ROWS, width), "uint8", align=64)
+        self.bytes = [
+            b.sblock_alloc_buffer((ROWS, width), "uint8", align=64) for _ in range(self.step.digits)
+        ]
 
     def fill(self, kb: Expr) -> None:
         for suffix, k in parts_of(self.k, PLANES_K):
@@ -113,10 +121,12 @@ class _Gemm(PlanesTask):
                 self._lookup("", self.first((axis,)), k)
 
     def _lookup(self, suffix: str, first: Expr, k: int) -> None:
-        with self.stage(f"zero{suffix}", ROWS, k) as (r, column):
-            put(self.bytes, [r, first + column], tirx.const(0, "uint8"))
-        views = [*self.planes_at(first), View(self.bytes, (0, first))]
-        product(planes_lookup(self.step_of(k)), f"lookup{suffix}", lambda: views)
+        for digit, found in enumerate(self.bytes):
+            name = f"{suffix}{digit_suffix(digit)}"
+            with self.stage(f"zero{name}", ROWS, k) as (r, column):
+                put(found, [r, first + column], tirx.const(0, "uint8"))
+            views = [*self.planes_at(first), View(found, (0, first))]
+            product(planes_lookup(self.step_of(k), digit), f"lookup{name}", lambda v=views: v)
 
     def multiply(self, kb: Expr, sums: Buffer) -> None:
         shape = (self.blocking.m_tile, SUM_ROWS, self.step.lanes)
@@ -125,21 +135,44 @@ class _Gemm(PlanesTask):
             spread = {r: b.sblock_alloc_buffer(shape, self.sum_dtype, align=64) for r in rows}
             for r in rows:
                 self.clear(f"start{r}", spread[r])
-            if self.whole:
-                with b.serial(0, self.whole) as u:
-                    for r in rows:
-                        self._dot(f"dot{r}", spread[r], r, u, PLANES_K)
+            self._pass(0, list(rows), spread)
+            if self.step.two_digits:
+                spread = self._raised(spread)
+                self._pass(1, list(rows), spread)
             for r in rows:
-                if self.k % PLANES_K:
-                    self._dot(f"dot_tail{r}", spread[r], r, None, self.k % PLANES_K)
                 self.add_lanes(
                     f"add{r}", sums, lambda m, i, r=r: (m, 0, r + i), (spread[r], shape[:2])
                 )
 
-    def _dot(self, name: str, spread: Buffer, row: int, u: Expr, k: int) -> None:
+    def _raised(self, spread: dict[int, Buffer]) -> dict[int, Buffer]:
+        """Sums of the second byte's unit, which start from those of the first."""
+        raised = {}
+        for r, sums in spread.items():
+            raised[r] = b.sblock_alloc_buffer(sums.shape, self.sum_dtype, align=64)
+            with self.stage(f"start_fine{r}", *sums.shape) as at:
+                value = sums[at] * tirx.const(1 << FINE_BITS, self.sum_dtype)
+                put(raised[r], at, value, sums[at])
+        return raised
+
+    def _pass(self, digit: int, rows: list[int], spread: dict[int, Buffer]) -> None:
+        """Add the products of one byte of the weights."""
+        suffix = digit_suffix(digit)
+        if self.whole:
+            with b.serial(0, self.whole) as u:
+                for r in rows:
+                    self._dot(f"dot{suffix}{r}", spread[r], r, u, PLANES_K, digit)
+        for r in rows:
+            if self.k % PLANES_K:
+                self._dot(f"dot_tail{suffix}{r}", spread[r], r, None, self.k % PLANES_K, digit)
+
+    def _dot(self, name: str, spread: Buffer, row: int, u: Expr, k: int, digit: int) -> None:
         def views(*axis: Expr) -> list[View]:
             first = self.first(axis)
-            return [View(self.bytes, (row, first)), *self.x_at(first), View(spread, (0, 0, 0))]
+            return [
+                View(self.bytes[digit], (row, first)),
+                *self.x_at(first),
+                View(spread, (0, 0, 0)),
+            ]
 
         meaning = rows_dot(self.step_of(k), self.blocking.m_tile, SUM_ROWS)
         product(meaning, name, views, self.around(u))

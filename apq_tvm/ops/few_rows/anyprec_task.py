@@ -11,6 +11,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.formats.anyprec import table_name
+from apq_tvm.formats.anyprec_cells import CELL_BITS, HALVES
 from apq_tvm.ops.blocks import argument, put
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.task import GemmBlocking, GemmTask
@@ -32,6 +33,11 @@ def parts_of(k: int, width: int) -> list[tuple[str, int]]:
     """(suffix of a block's name, columns): whole stretches of `width`, and what is left of K."""
     whole, rest = divmod(k, width)
     return ([("", width)] if whole else []) + ([("_tail", rest)] if rest else [])
+
+
+def digit_suffix(digit: int) -> str:
+    """What names of blocks of the second byte of weights have at their end."""
+    return "_fine" if digit else ""
 
 
 class PlanesTask(GemmTask):
@@ -69,7 +75,9 @@ class PlanesTask(GemmTask):
             name: argument(name, shape, dtype, 64)
             for name, (shape, dtype) in self.layout.shapes(self.spec.n, self.spec.k).items()
         }
-        self.table = self.weights[table_name(self.step.bits)]
+        divided = self.step.divided
+        self.table = self.weights[table_name(CELL_BITS if divided else self.step.bits)]
+        self.halves = self.weights[HALVES] if divided else None
 
     def first_table(self, block: Expr) -> Expr:
         """The first table that the rows of a block use."""
@@ -98,11 +106,13 @@ class PlanesTask(GemmTask):
         """First column of a stretch by its axis, or of the rest."""
         return (axis[0] if axis else self.whole) * self.width
 
-    def planes_at(self, first: Expr) -> tuple[View, View]:
+    def planes_at(self, first: Expr) -> tuple[View, ...]:
         """Planes and tables of the row block, from a column on."""
         block = self.row_block(0)
+        at = (self.first_table(block), 0)
         planes = View(self.weights["planes"], (0, block, first))
-        return planes, View(self.table, (self.first_table(block), 0))
+        tables = (View(self.table, at),)
+        return (planes, *tables, *((View(self.halves, at),) if self.halves is not None else ()))
 
     def x_at(self, first: Expr) -> tuple[View, ...]:
         """Activations of the tile and, where they have groups, their scales."""
@@ -124,12 +134,15 @@ class PlanesTask(GemmTask):
 
     def result(self, m: Expr, j: Expr, r: Expr, value: Expr) -> Expr:
         row, block = self.row + m, self.row_block(j)
-        if self.step.offset:
-            value = value - tirx.const(self.step.offset, self.sum_dtype) * self.xsum[row, 0]
+        if self.step.added:
+            value = value - tirx.const(self.step.added, self.sum_dtype) * self.xsum[row, 0]
         per = self.layout.tables_per_block
         table = self.first_table(block) + (r // (ROWS // per) if per > 1 else 0)
         factor = self.weights["scales"][block, r].astype("float32")
-        factor = factor * self.weights[f"steps{self.step.bits}"][table]
+        if self.layout.cells:
+            factor = factor * self.layout.factor(self.step.bits)
+        else:
+            factor = factor * self.weights[f"steps{self.step.bits}"][table]
         if self.step.group:
             return value * factor
         return value.astype("float32") * (factor * self.xs[row, 0])

@@ -144,8 +144,10 @@ class PlanesPanel(PanelFormat):
         table = self._first(block)
         if tables > 1:
             table = table + row // (PLANE_ROWS // tables)
-        step = arrays[f"steps{self.width}"][table]
-        return arrays["scales"][block, row].astype("float32") * step
+        scale = arrays["scales"][block, row].astype("float32")
+        if self.layout.cells:
+            return scale * self.layout.factor(self.width)
+        return scale * arrays[f"steps{self.width}"][table]
 
 
 class SignsPanel(PanelFormat):

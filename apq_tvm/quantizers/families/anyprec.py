@@ -7,9 +7,12 @@ all widths settle together after each split (`_Clusters.settled`). At its optimu
 model loses nearly nothing by a small move, which the wider ones gain from: on layers of SmolLM2 3
 bits lose 0.4 % more than alone, 4 bits 2 to 3 % (5 to 8 % without) and wider ones less than alone.
 
-In one dimension clusters are intervals of the sorted weights, and prefix sums of w, w v and w v^2
-give every interval's error at once: Lloyd's iteration moves the interval's ends by binary search,
-and a split looks at every place between two weights, which makes it the exact optimum.
+In one dimension clusters are intervals of the sorted weights, and prefix sums of w and w v give
+every interval's error at once: the seed is found by dynamic programming (`anyprec_seeds`), Lloyd's
+iteration moves the interval's ends by binary search, and a split looks at every place between two
+weights, which makes it the exact optimum.
+
+Where cells of 5 bits are divided uniformly (``u``), clusters end there (`anyprec_uniform`).
 """
 
 from __future__ import annotations
@@ -21,8 +24,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.formats.anyprec import choose_channels, snap, table_name
+from apq_tvm.formats.anyprec import choose_channels, settled, table_name
+from apq_tvm.formats.anyprec_cells import CELL_BITS, has_cells
 from apq_tvm.formats.integer import check_scale, format_of, round_scale
+from apq_tvm.quantizers.families.anyprec_seeds import optimal_ends
+from apq_tvm.quantizers.families.anyprec_uniform import divided
 from apq_tvm.quantizers.quantizer import QuantContext
 from apq_tvm.types import F32, F64, QuantizedTensor, Scheme
 
@@ -31,8 +37,12 @@ Ints = NDArray[np.int64]
 CHUNK = 1 << 17
 """Weights that one thread works on at a time."""
 
+SEED_BITS = 4
+"""Widest seed by dynamic programming. Wider ones have so many clusters that Lloyd's iteration from
+its splits finds nearly as good ones."""
+
 LLOYD_ROUNDS = 40
-"""Most iterations of the seed; nearly all blocks stop moving before."""
+"""Most iterations of wider seeds; nearly all blocks stop moving before."""
 
 SETTLE_ROUNDS = 10
 """Most iterations of all widths together, after each split."""
@@ -42,8 +52,8 @@ WIDTH_WEIGHT = 2.0
 errors count alike; the widest, with the most ends, would then decide."""
 
 SPREADS = (1 / 3, 0.7)
-"""Seeds tried besides halving: clusters hold equal shares of the density to this power. A third is
-optimal for many clusters (Panter and Dite, "Quantization distortion in pulse-count modulation",
+"""Wide seeds tried besides splits: clusters hold equal shares of the density to this power. A third
+is optimal for many clusters (Panter and Dite, "Quantization distortion in pulse-count modulation",
 1951)."""
 
 BINS = 128
@@ -81,7 +91,10 @@ def quantize_anyprec(w: F32, scheme: Scheme, name: str, context: QuantContext) -
     importance = np.asarray(_importance(w, context) * divisor**2, np.float32)
     codes = np.empty((n, k), np.uint8)
     blocks = -(-n // channels)
-    tables = {b: np.empty((blocks, 1 << b), np.float16) for b in scheme.widths}
+    widths: tuple[int, ...] = scheme.widths
+    if has_cells(scheme) and scheme.bits > CELL_BITS:
+        widths = tuple(range(min(scheme.min_bits, CELL_BITS), CELL_BITS + 1))
+    tables = {b: np.empty((blocks, 1 << b), np.float16) for b in widths}
     step = max(1, CHUNK // (channels * k))
 
     def work(first: int) -> None:
@@ -89,21 +102,21 @@ def quantize_anyprec(w: F32, scheme: Scheme, name: str, context: QuantContext) -
         rows = slice(first * channels, min(last * channels, n))
         values = np.asarray(w[rows] / divisor[rows], np.float32)
         clusters = _Clusters.of(values, importance[rows], channels)
-        for bits in scheme.widths:
-            if bits == scheme.min_bits:
+        for bits in widths:
+            if bits == widths[0]:
                 clusters = clusters.seeded(bits)
             else:
-                clusters = clusters.split().settled(bits - scheme.min_bits)
-        for bits in scheme.widths:
-            tables[bits][first:last] = clusters.merged(scheme.bits - bits).centroids()
+                clusters = clusters.split().settled(bits - widths[0])
+        for bits in widths:
+            tables[bits][first:last] = clusters.merged(widths[-1] - bits).centroids()
         codes[rows] = clusters.labels().reshape(-1, k)[: rows.stop - rows.start]
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for done in [pool.submit(work, first) for first in range(0, blocks, step)]:
             done.result()
-    finish = snap if scheme.integer_acts else np.asarray
-    finished = {table_name(b): finish(table) for b, table in tables.items()}
-    return QuantizedTensor(codes, scales.astype(np.float16), None, scheme, finished)
+    finished = {table_name(b): settled(table, scheme) for b, table in tables.items()}
+    tensor = QuantizedTensor(codes, scales.astype(np.float16), None, scheme, finished)
+    return divided(w, tensor, importance) if widths != scheme.widths else tensor
 
 
 def _importance(w: F32, context: QuantContext) -> F32:
@@ -154,9 +167,14 @@ class _Clusters:
         return cls(ordered, order, _before(weight), _before(weight * ordered), ends)
 
     def seeded(self, bits: int) -> _Clusters:
-        """2^bits clusters of least weighted squared error, by k-means from several seeds."""
-        halves = self
-        for _ in range(bits):
+        """2^bits clusters of least weighted squared error: by dynamic programming up to
+        `SEED_BITS`, by k-means from several seeds above."""
+        few = 1 << min(bits, SEED_BITS)
+        best_few = replace(self, ends=optimal_ends(self.values, self.mass, self.moment, few))
+        if bits <= SEED_BITS:
+            return best_few
+        halves = best_few
+        for _ in range(bits - SEED_BITS):
             halves = halves.split()
         starts = [self._positions(self._seed(1 << bits, spread)) for spread in SPREADS]
         found = [self._lloyd(ends) for ends in (halves.ends, *starts)]

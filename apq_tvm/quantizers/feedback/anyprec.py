@@ -18,7 +18,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.formats.anyprec import channels_of, one_width, table_name
+from apq_tvm.formats.anyprec import channels_of, levels_of, one_width
+from apq_tvm.formats.anyprec_cells import CELL_BITS, HALVES
 from apq_tvm.formats.families import dequantize
 from apq_tvm.quantizers.feedback.descend import Nearest, sweep
 from apq_tvm.quantizers.feedback.error_feedback import Columns, Feedback, walk
@@ -79,9 +80,15 @@ def feed_back(w: F32, tensor: QuantizedTensor, feedback: Feedback) -> QuantizedT
 def refit_widths(
     w: F32, tensor: QuantizedTensor, hessian: F32, count: int | None = None
 ) -> QuantizedTensor:
-    """Centroids that suit the codes best, of all widths or the first few; see `refit`."""
-    tables = dict(tensor.tables)
-    for bits in tensor.scheme.widths[:count]:
+    """Centroids that suit the codes best, of all widths or the first few; see `refit`.
+
+    Widths that divide the cells of 5 bits have no centroids of their own. Where there are no others
+    those of the widest move.
+    """
+    tables, widths = dict(tensor.tables), tensor.scheme.widths
+    if HALVES in tables:
+        widths = tuple(b for b in widths if b <= CELL_BITS) or widths[-1:]
+    for bits in widths[:count]:
         tables.update(refit(w, one_width(tensor, bits), hessian, STEPS).tables)
     return replace(tensor, tables=tables)
 
@@ -104,9 +111,7 @@ def nearest_path(tensor: QuantizedTensor) -> Nearest:
     n, widths = len(tensor.codes), tensor.scheme.widths
     blocks, at = np.arange(n) // channels_of(tensor), np.arange(n)
     levels = [
-        np.ascontiguousarray(
-            (tensor.tables[table_name(bits)][blocks] * tensor.scales.astype(np.float32)).T
-        )
+        np.ascontiguousarray((levels_of(tensor, bits)[blocks] * tensor.scales.astype(np.float32)).T)
         for bits in widths
     ]  # [2^b, N] each
     exact = min(DEPTH, len(widths))

@@ -90,8 +90,9 @@ def test_codes_suit_all_widths_together() -> None:
         assert (chosen - cost.min(axis=1)).sum() < 2e-3 * chosen.sum()
 
 
-@pytest.mark.parametrize("bits,most", ((2, 1.005), (3, 1.02), (4, 1.03), (5, 1.03), (6, 1.03)))
+@pytest.mark.parametrize("bits,most", ((2, 1.005), (3, 1.03), (4, 1.09), (5, 1.09), (6, 1.09)))
 def test_upscaling_costs_little(bits: int, most: float) -> None:
+    """Against each width alone, whose seed is the optimum or starts from that of 4 bits."""
     w = np.random.default_rng(2).standard_normal((64, 1024)).astype(np.float32)
     assert squared_error(w, 2, 6, bits) < most * squared_error(w, bits, bits, bits)
 
