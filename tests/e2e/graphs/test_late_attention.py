@@ -18,6 +18,8 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.explain import explain, explanation_lines
 from apq_tvm.module import load_module
 
+OPERATORS = {"attention": "apq.Attention", "pack_keys": "apq.PackKeys"}
+
 
 def declines(*_: Any, **__: Any) -> Any:
     raise NotApplicable("its shapes are only known to a run")
@@ -27,12 +29,12 @@ def both(
     path: Path, folder: Path, patch: pytest.MonkeyPatch, *names: str, **options: Any
 ) -> tuple[Any, Any]:
     """A module with the kernel, and one where functions of these names decline."""
-    made = []
+    made, every = [], lowered.cached_operators
+    none = dict.fromkeys((OPERATORS[name] for name in names), declines)
     for name in ("kernel", "plain"):
         apq_tvm.compile(path, folder / name, **options)
         made.append(load_module(folder / name))
-        for declined in names:
-            patch.setattr(lowered, declined, declines)
+        patch.setattr(lowered, "cached_operators", lambda profile: {**every(profile), **none})
     kernel, plain = made
     for module, count in ((kernel, 1), (plain, 0)):
         told = explain(Path(module.__file__).parent)

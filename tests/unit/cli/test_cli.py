@@ -41,6 +41,8 @@ COMMANDS = (
     ["bench", "static"],
     ["bench", "static-model"],
     ["bench", "gpu"],
+    ["bench", "module"],
+    ["bench", "rank"],
     ["bench", "profile"],
     ["bench", "generate"],
     ["targets"],
