@@ -13,7 +13,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import sym, tirx
-from tvm.ir import Call
+from tvm.ir import Call, StringImm
 
 _QUOTIENT, _REST = "apq_floordiv", "apq_floormod"
 
@@ -61,9 +61,10 @@ def lower_hidden(func: Any) -> Any:
     """
 
     def show(call: Any) -> Any:
-        if not call.args or getattr(call.args[0], "value", "") not in (_QUOTIENT, _REST):
+        name = call.args[0] if call.args else None
+        if not isinstance(name, StringImm) or name.value not in (_QUOTIENT, _REST):
             return call
-        name, a, b = call.args
+        _, a, b = call.args
         whole = str(call.ty)
         rest = tirx.Var("rmod", whole)
         if name.value == _REST:

@@ -50,11 +50,12 @@ def test_what_tvm_sees_and_what_becomes_of_it() -> None:
     """Of variables nothing is left; of constants and what is surely positive everything."""
     n, m = (tirx.Var(name, "int64") for name in "nm")
     buffer = tirx.decl_buffer((4,), "int64", "b")
-    stores = [
-        tirx.BufferStore(buffer, value, [i])
-        for i, value in enumerate((n // m, n % m, n // 5, n // (m % 3 + 1)))
-    ]
-    func = tirx.PrimFunc([n, m, buffer], tirx.SeqStmt(stores))
+    # A call whose argument has a value, too: an expression that no text may be compared with.
+    vector = tirx.Broadcast(tirx.const(1, "int32"), 4)
+    cast = tirx.reinterpret("int64x2", vector)
+    values = (n // m, n % m, n // 5, n // (m % 3 + 1))
+    stores = [tirx.BufferStore(buffer, value, [i]) for i, value in enumerate(values)]
+    func = tirx.PrimFunc([n, m, buffer], tirx.SeqStmt([*stores, tirx.Evaluate(cast)]))
     hidden = hide_divisions(func)
     kinds = (tirx.FloorDiv, tirx.FloorMod)
     assert [len(collect(hidden.body, kind)) for kind in kinds] == [2, 1]
