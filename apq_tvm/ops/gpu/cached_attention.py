@@ -342,7 +342,7 @@ class _Tile:
                 at = row * along + i
                 b.buffer_store(self.total, self.total[at] * self.fade[row], [at])
         reads = READS if self.rows < ROWS else READS // 2
-        together = min(8, max(1, reads // along))
+        together = 1 << (min(8, max(1, reads // along)).bit_length() - 1)  # divides a warp's keys
         found, weight = local(together * along, "float32"), local(1, "float32")
         with b.serial(0, WARP // together) as turn:
             for j in range(together):
