@@ -1,4 +1,5 @@
 /* What a session keeps for runs on a GPU lies in the GPU's memory: caches, masks, what the program gave once. */
+#define _POSIX_C_SOURCE 200809L
 #include <stdlib.h>
 
 #include "apq_cuda.h"

@@ -48,7 +48,9 @@ SMALLER = {
     r"apq-tvm bench profile ": "--seq 8 --threads 1 --seconds 0",
     r"apq-tvm bench static ": "--shape 64x64 --m 1",
     r"apq-tvm bench static-model ": "--seq 8",
-    r"apq-tvm tune ": "--m 1 --trials 1 --threads 1",
+    r"apq-tvm tune .*--log": "--m 1 --trials 1 --threads 1",
+    # Not the file that all compilations read.
+    r"apq-tvm tune ": "--m 1 --trials 1 --threads 1 --log tuned.json",
     r"apq-tvm calibrate .*--learn ": "--epochs 1",
 }
 """What is added to commands: the last of repeated options counts."""
