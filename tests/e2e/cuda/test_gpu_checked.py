@@ -166,7 +166,7 @@ with llama.session(260) as session:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cache", ["f32", *further("f16")])
+@pytest.mark.parametrize("cache", further("f32", "f16"))
 def test_attention_over_a_cache_needs_its_barriers(
     program, cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ def test_onnx_runtime_finds_the_same(llama: tuple[Any, Any], folder: Path) -> No
         assert_allclose(session.step(int(ids[0, at])), wanted[0, at], **CLOSE)
 
 
+@pytest.mark.all_cases
 def test_long_prompts_are_run_in_parts(llama: tuple[Any, Any]) -> None:
     """And the keys of what comes behind them are cut, one block of threads for each part."""
     found = []
@@ -216,7 +217,9 @@ def test_what_is_given_once(folder: Path, gpu: None, llama: tuple[Any, Any]) -> 
     assert np.abs(plain - found[0][0]).max() > 0.01
 
 
-@pytest.mark.parametrize("heads, columns", [(3, 36), (1, 128)])
+@pytest.mark.parametrize(
+    "heads, columns", [pytest.param(3, 36, marks=pytest.mark.all_cases), (1, 128)]
+)
 def test_columns_of_many_kinds(folder: Path, gpu: None, heads: int, columns: int) -> None:
     """Heads of more columns than a warp has threads share keys, in caches of half the bytes."""
     path = small_llama(folder / "wide.onnx", replace(CONFIG, width=heads * columns, heads=heads))
