@@ -14,6 +14,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
+from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.ops.activations.quantize import checked_widths, scale_and_inverse
 from apq_tvm.ops.activations.row_bundles import RowBundles
 from apq_tvm.ops.blocks import each, reduce_rows
@@ -23,7 +24,8 @@ from apq_tvm.tensorize.exprs import MAGIC, MAGIC_BITS, Buffer, Expr, PrimFunc, f
 def takes_group_bundles(k: int, act_group: int, weight_group: int, bits: int, lanes: int) -> bool:
     """Whether groups are whole vectors of whole rows, each with one scale and one sum."""
     same = act_group == weight_group > 0
-    return same and bits > 1 and k % act_group == 0 and act_group % lanes == 0
+    whole = k % max(UNIT_K, act_group) == 0  # of groups of 16 an odd number is padded
+    return same and bits > 1 and whole and act_group % lanes == 0
 
 
 def quantize_group_bundles(
