@@ -205,9 +205,9 @@ def check_ready(
     """
     if any(needs_trees(Space(each.space.points[1:]), each.trials) for each in planned):
         require("xgboost")
-    add_records(settings.log, [])
     for device in devices:
         device.check(sorted(profile.features))
+    add_records(settings.log, [])
 
 
 def _side_by_side(
