@@ -24,7 +24,7 @@ from apq_tvm.ops.blocks import argument
 from apq_tvm.ops.gpu.quantize import GroupQuantizer
 from apq_tvm.ops.gpu.team import WARP, Call, Team, last, local, meet, shared
 from apq_tvm.ops.graph.batch_matmul import broadcast_shapes
-from apq_tvm.ops.graph.shapes import Dim, Symbols
+from apq_tvm.ops.graph.shapes import Dim, Symbols, stored_index
 from apq_tvm.ops.graph.softmax import LOWEST, broadcast_index, exp_of_nonpositive
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i64
 
@@ -111,10 +111,7 @@ class _Operand:
         if self.first:
             logical[-1] = logical[-1] + i64(self.first)
         logical += inner
-        index: list[Any] = [None] * len(self.order)
-        for position, axis in enumerate(self.order):
-            index[axis] = logical[position]
-        return index
+        return stored_index(self.order, logical)
 
 
 class _Attention:

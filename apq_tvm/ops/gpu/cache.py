@@ -13,8 +13,8 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.blocks import argument
 from apq_tvm.ops.gpu.team import WARP
 from apq_tvm.ops.graph.attention import PACK
-from apq_tvm.ops.graph.cache import KEYS, ROWS
-from apq_tvm.ops.graph.shapes import Dim, Symbols
+from apq_tvm.ops.graph.cache import KEYS, ROWS, place
+from apq_tvm.ops.graph.shapes import Dim, Symbols, stored_index
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i64
 
 THREADS = 256
@@ -63,11 +63,11 @@ def cache(
             at = b.bind(token - (held if start is None else start[seq]))
 
             def put(value: Expr) -> None:
-                place = _place(layout, (token, seq, head, column))
-                b.buffer_store(y, value.astype(dtype), place)
+                at_y = place(layout, (token, seq, head, column))
+                b.buffer_store(y, value.astype(dtype), at_y)
 
             def stored(buffer: Any, order: Sequence[int], t: Expr) -> Expr:
-                return buffer[tuple(_index(order, (t, seq, head, column)))]
+                return buffer[tuple(stored_index(order, (t, seq, head, column)))]
 
             with b.If(tirx.And(at >= i64(0), at < fresh)):
                 with b.Then():
@@ -106,9 +106,9 @@ def pack_keys(shape: Sequence[Dim], order: Sequence[int], dtype: str = "float32"
         y = argument("packed", (blocks, batch, heads, width, i64(PACK)), dtype)
 
         def write(token: Expr, seq: Expr, head: Expr, column: Expr) -> None:
-            at = _index(order, (token, seq, *([head] if some else []), column))
+            at = stored_index(order, (token, seq, *([head] if some else []), column))
             value = tirx.if_then_else(token < total, k[tuple(at)], tirx.const(0.0, dtype))
-            b.buffer_store(y, value, _place(KEYS, (token, seq, head, column)))
+            b.buffer_store(y, value, place(KEYS, (token, seq, head, column)))
 
         _by_heads((blocks * i64(PACK), batch, heads, width), write)
     return builder.get()
@@ -132,18 +132,3 @@ def _by_heads(extents: Sequence[Expr], write: Callable[..., None]) -> None:
             column = (turn * threads + thread).astype("int64")
             with b.If(column < i64(columns)), b.Then():
                 write(*(i.astype("int64") for i in (behind, seq, head)), column)
-
-
-def _index(order: Sequence[int], logical: Sequence[Expr]) -> list[Expr]:
-    """Where an element of a tensor lies whose Transpose by `order` has it at `logical`."""
-    index: list[Any] = [None] * len(order)
-    for position, axis in enumerate(order):
-        index[axis] = logical[position]
-    return index
-
-
-def _place(layout: str, at: Sequence[Expr]) -> list[Expr]:
-    token, *rest = at
-    if layout == ROWS:
-        return [token, *rest]
-    return [token // i64(PACK), *rest, token % i64(PACK)]

@@ -29,7 +29,7 @@ from apq_tvm.ops.gpu.attention_parts import Parts, join_parts
 from apq_tvm.ops.gpu.team import WARP, Call, Team, local, meet, meet_warp, shared
 from apq_tvm.ops.graph.attention import PACK, Attended
 from apq_tvm.ops.graph.attention import attention as declared
-from apq_tvm.ops.graph.shapes import Dim, Symbols
+from apq_tvm.ops.graph.shapes import Dim, Symbols, stored_index
 from apq_tvm.ops.graph.softmax import LOWEST, broadcast_index, exp_of_nonpositive
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32
 
@@ -232,7 +232,7 @@ class _Tile:
         with self.everyone.share(rows * made.width) as at:
             row, column = at // made.width, at % made.width
             logical = [*made.at(self.place, self._row(row)), column.astype("int64")]
-            b.buffer_store(self.q, made.q[tuple(self._stored(logical, made.spec.order))], [at])
+            b.buffer_store(self.q, made.q[tuple(stored_index(made.spec.order, logical))], [at])
         meet()
         self.most, self.sums = local(rows, "float32"), local(rows, "float32")
         self.fade, self.scores = local(rows, "float32"), local(rows, "float32")
@@ -246,13 +246,6 @@ class _Tile:
             with b.If(first < made.t), b.Then():
                 self._keys(first)
         self._finish()
-
-    @staticmethod
-    def _stored(logical: Sequence[Expr], order: Sequence[int]) -> list[Expr]:
-        index: list[Any] = [None] * len(order)
-        for position, axis in enumerate(order):
-            index[axis] = logical[position]
-        return index
 
     def _row(self, number: Any) -> Expr:
         """A row of the head of keys; past the last one that is repeated, and not stored."""
@@ -367,13 +360,13 @@ class _Tile:
         at = [index.astype("int64") for index in where]
 
         def read(i: Any, column: Expr) -> None:
-            index = self._stored([*at, column.astype("int64")], made.spec.order_values)
+            index = stored_index(made.spec.order_values, [*at, column.astype("int64")])
             b.buffer_store(found, made.values[tuple(index)].astype("float32"), [place + i])
 
         if made.near and along > 1:
             lane = tirx.min(self.lane, i32(made.out // along - 1))
             if str(made.values.dtype) == "float16":
-                index = self._stored([*at, (lane * along).astype("int64")], made.spec.order_values)
+                index = stored_index(made.spec.order_values, [*at, (lane * along).astype("int64")])
                 places = tirx.address_of(found[place]), tirx.address_of(made.values[tuple(index)])
                 b.evaluate(made.call(f"apq_read_halves{along}", "void", *places))
                 return

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import te, tirx
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.ops.graph.shapes import Dim, Symbols
+from apq_tvm.ops.graph.shapes import Dim, Symbols, stored_index
 
 
 def broadcast_shapes(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -72,16 +72,10 @@ def batch_matmul(
         zero = tirx.const(0, "int64")
         logical = [zero if d == 1 else i for d, i in zip(dims[:-2], used, strict=True)]
         logical += inner
-        index: list[Any] = [None] * len(order)
-        for position, axis in enumerate(order):
-            index[axis] = logical[position]
-        return tensor(*index)
+        return tensor(*stored_index(order, logical))
 
     def element(*stored: Any) -> Any:
-        logical: list[Any] = [None] * len(order_out)
-        for position, axis in enumerate(order_out):
-            logical[axis] = stored[position]
-        *batch, m, n = logical
+        *batch, m, n = stored_index(order_out, stored)
         return te.sum(
             operand(a, order_a, left, batch, m, k) * operand(b, order_b, right, batch, k, n), axis=k
         )

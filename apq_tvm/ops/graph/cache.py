@@ -15,7 +15,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.blocks import argument
 from apq_tvm.ops.graph.attention import PACK
-from apq_tvm.ops.graph.shapes import Dim, Symbols
+from apq_tvm.ops.graph.shapes import Dim, Symbols, stored_index
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, i64
 
 KEYS, ROWS = "keys", "rows"
@@ -80,10 +80,12 @@ def cache(
 
                 def write(value: Any) -> None:
                     with b.serial(i64(0), width) as d:
-                        _store(y, layout, (token, seq, head, d), value(d).astype(dtype))
+                        b.buffer_store(
+                            y, value(d).astype(dtype), place(layout, (token, seq, head, d))
+                        )
 
                 def stored(buffer: Any, order: Sequence[int], t: Expr) -> Any:
-                    return lambda d: buffer[tuple(_index(order, (t, seq, head, d)))]
+                    return lambda d: buffer[tuple(stored_index(order, (t, seq, head, d)))]
 
                 with b.If(tirx.And(at >= i64(0), at < fresh)):
                     with b.Then():
@@ -96,17 +98,9 @@ def cache(
     return builder.get()
 
 
-def _index(order: Sequence[int], logical: Sequence[Expr]) -> list[Expr]:
-    """Where an element of a tensor lies whose Transpose by `order` has it at `logical`."""
-    index: list[Expr] = [None] * len(order)
-    for position, axis in enumerate(order):
-        index[axis] = logical[position]
-    return index
-
-
-def _store(y: Any, layout: str, at: Sequence[Expr], value: Expr) -> None:
+def place(layout: str, at: Sequence[Expr]) -> list[Expr]:
+    """Where y has token, sequence, head and column."""
     token, *rest = at
     if layout == ROWS:
-        b.buffer_store(y, value, [token, *rest])
-    else:
-        b.buffer_store(y, value, [token // i64(PACK), *rest, token % i64(PACK)])
+        return [token, *rest]
+    return [token // i64(PACK), *rest, token % i64(PACK)]

@@ -31,3 +31,11 @@ class Symbols:
         if isinstance(d, str):
             return self._vars.setdefault(d, tirx.Var(d, "int64"))
         return tirx.const(d, "int64")
+
+
+def stored_index(order: Sequence[int], logical: Sequence[Any]) -> list[Any]:
+    """Where an element of a tensor lies whose Transpose by `order` has it at `logical`."""
+    index: list[Any] = [None] * len(order)
+    for position, axis in enumerate(order):
+        index[axis] = logical[position]
+    return index

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import te, tirx
 
 from apq_tvm.ops.graph.attention import FOURS, PACK
-from apq_tvm.ops.graph.shapes import Dim, Symbols
+from apq_tvm.ops.graph.shapes import Dim, Symbols, stored_index
 from apq_tvm.tensorize.exprs import PrimFunc
 
 
@@ -64,10 +64,7 @@ def unpacked_values(
 
     def element(kept: Any, t: Any, rest: Sequence[Any]) -> Any:
         logical = [t, *rest] if len(order) == 4 else [t, rest[0], rest[2]]
-        index: list[Any] = [None] * len(order)
-        for position, axis in enumerate(order):
-            index[axis] = logical[position]
-        return kept(*index)
+        return kept(*stored_index(order, logical))
 
     return _floats(values, spread, element, dtype, scales)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import sym, tirx
 
 from apq_tvm.ops.graph.attention import Attended
+from apq_tvm.ops.graph.shapes import stored_index
 from apq_tvm.schedules.graph.attention.codes import padded
 from apq_tvm.schedules.graph.attention.scratch import BLOCK, Rows
 from apq_tvm.schedules.graph.panel import flat_views, strides
@@ -68,7 +69,7 @@ def read_problem(func: Any, dot: FourDot | None = None) -> tuple[list[Stmt], Pro
     q, keys, values, y = params[0], params[1], params[2], params[-1]
     logical = [q.shape[p] for p in spec.order]
     steps = [strides(q.shape)[p] for p in spec.order]
-    out = _inverted(strides(y.shape), spec.order_out)
+    out = stored_index(spec.order_out, strides(y.shape))  # by logical axes
     spread = [strides(values.shape)[p] for p in spec.order_values]
     by_key, size = strides(keys.shape), int(logical[-1])
     problem = Problem(
@@ -86,14 +87,6 @@ def read_problem(func: Any, dot: FourDot | None = None) -> tuple[list[Stmt], Pro
         by_scale = {"key_scales": scales[0][1], "value_scales": scales[1][1]}
         problem = replace(problem, **by_scale, scale_steps=tuple(steps[:3]), dot=dot)
     return declared, problem
-
-
-def _inverted(steps: Sequence[Expr], order: Sequence[int]) -> list[Expr]:
-    """Strides by logical axes of what was permuted by `order`."""
-    out: list[Any] = [None] * len(order)
-    for position, axis in enumerate(order):
-        out[axis] = steps[position]
-    return out
 
 
 def _grouped(steps: Sequence[Expr], group: int) -> tuple[Expr, ...]:
