@@ -15,6 +15,8 @@ import tvm_ffi
 from tvm import sym, tirx
 from tvm.ir import Call, StringImm
 
+from apq_tvm.codegen.build.each import each_function
+
 _QUOTIENT, _REST = "apq_floordiv", "apq_floormod"
 
 
@@ -85,18 +87,8 @@ def _same_sign(divisor: Any, rest: Any) -> Any:
     return tirx.Or(above, tirx.And(divisor < zero, rest <= zero))
 
 
-def _of_all(change: Callable[[Any], Any], name: str) -> Any:
-    """A pass that changes every function of a module."""
-
-    def run(mod: Any, _: Any) -> Any:
-        functions = {name: change(func) for name, func in mod.functions.items()}
-        return tvm.IRModule(functions, attrs=mod.attrs)
-
-    return tvm.transform.module_pass(run, opt_level=0, name=name)
-
-
 def around(passes: Any) -> Any:
     """TVM's last passes for hosts with divisions hidden from them."""
-    hide = _of_all(hide_divisions, "apq.HideDivisions")
-    show = _of_all(lower_hidden, "apq.LowerHiddenDivisions")
+    hide = each_function(hide_divisions, "apq.HideDivisions")
+    show = each_function(lower_hidden, "apq.LowerHiddenDivisions")
     return tvm.ir.transform.Sequential([hide, passes, show])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 import tvm_ffi
 from tvm import tirx
 
@@ -36,9 +35,3 @@ def tell_iterations(func: Any) -> Any:
         return tirx.SeqStmt([tirx.Evaluate(tirx.call_extern("int32", FUNCTION, count)), loop])
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, tell)))
-
-
-def tell_all(mod: Any, _: Any) -> Any:
-    """`tell_iterations` for every function of a module: a pass."""
-    functions = {name: tell_iterations(func) for name, func in mod.functions.items()}
-    return tvm.IRModule(functions, attrs=mod.attrs)

@@ -20,7 +20,8 @@ from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
 from apq_tvm.codegen.build.divisions import around
-from apq_tvm.codegen.build.extents import tell_all
+from apq_tvm.codegen.build.each import each_function
+from apq_tvm.codegen.build.extents import tell_iterations
 from apq_tvm.codegen.build.near import keep_near
 from apq_tvm.codegen.build.wraps import keep_scalar
 from apq_tvm.schedules.graph.exprs import collect
@@ -29,17 +30,6 @@ from apq_tvm.schedules.graph.lets import hide_binds, spill_large
 NAME = "apq_cpu"
 IN_MODULE = "apq_cpu_module"
 """The same for kernels of a module, whose runtime is ours."""
-
-
-def _spill_large(mod: Any, _: Any) -> Any:
-    functions = {name: spill_large(func) for name, func in mod.functions.items()}
-    return tvm.IRModule(functions, attrs=mod.attrs)
-
-
-def _hoist(mod: Any, _: Any) -> Any:
-    """Conditions out of loops that do not change them."""
-    functions = {name: complete_conditions(func) for name, func in mod.functions.items()}
-    return s_tir.transform.HoistIfThenElse()(tvm.IRModule(functions, attrs=mod.attrs))
 
 
 def complete_conditions(func: Any) -> Any:
@@ -119,21 +109,6 @@ def _lower_blocks(mod: Any, _: Any) -> Any:
     return tvm.IRModule(done, attrs=mod.attrs)
 
 
-def _hide_binds(mod: Any, _: Any) -> Any:
-    functions = {name: hide_binds(func) for name, func in mod.functions.items()}
-    return tvm.IRModule(functions, attrs=mod.attrs)
-
-
-def _keep_scalar(mod: Any, _: Any) -> Any:
-    functions = {name: keep_scalar(func) for name, func in mod.functions.items()}
-    return tvm.IRModule(functions, attrs=mod.attrs)
-
-
-def _keep_near(mod: Any, _: Any) -> Any:
-    functions = {name: keep_near(func) for name, func in mod.functions.items()}
-    return tvm.IRModule(functions, attrs=mod.attrs)
-
-
 def _within_root(func: Any) -> Any:
     """The body of a function without blocks but for the root; None if there are others.
 
@@ -149,11 +124,11 @@ def _within_root(func: Any) -> Any:
 
 def _passes(in_module: bool = False) -> tuple[Any, Any, Any]:
     """The passes of all functions, then what finishes those of hosts and of devices."""
-    tell = tvm.transform.module_pass(tell_all, opt_level=0, name="apq.TellIterations")
+    tell = each_function(tell_iterations, "apq.TellIterations")
     structured, plain = s_tir.transform, tirx.transform
     passes = (
         tvm.transform.module_pass(_lower_blocks, opt_level=0, name="apq.LowerBlocks"),
-        tvm.transform.module_pass(_hide_binds, opt_level=0, name="apq.HideBinds"),
+        each_function(hide_binds, "apq.HideBinds"),
         structured.StmtSimplify(),
         structured.AnnotateIrregularLoop(),
         structured.LowerOpaqueBlock(),  # also takes away loops of one iteration
@@ -162,17 +137,18 @@ def _passes(in_module: bool = False) -> tuple[Any, Any, Any]:
         plain.NarrowDataType(32),
         structured.LoopPartition(),
         plain.VectorizeLoop(True),
-        tvm.transform.module_pass(_spill_large, opt_level=0, name="apq.SpillLarge"),
+        each_function(spill_large, "apq.SpillLarge"),
         plain.StorageRewrite(),
-        tvm.transform.module_pass(_hoist, opt_level=0, name="apq.HoistIfThenElse"),
+        each_function(complete_conditions, "apq.CompleteConditions"),
+        structured.HoistIfThenElse(),
         plain.UnrollLoop(),
         structured.RenormalizeSplitPattern(),
         plain.StmtSimplify(),
         plain.RemoveNoOp(),
         structured.RewriteUnsafeSelect(),
         tvm.transform.module_pass(_share, opt_level=0, name="apq.CommonSubexprElim"),
-        tvm.transform.module_pass(_keep_scalar, opt_level=0, name="apq.KeepScalar"),
-        tvm.transform.module_pass(_keep_near, opt_level=0, name="apq.KeepNear"),
+        each_function(keep_scalar, "apq.KeepScalar"),
+        each_function(keep_near, "apq.KeepNear"),
         *([tell] if in_module else []),
         plain.FP8ComputeLegalize(),
         plain.VerifyMemory(),
