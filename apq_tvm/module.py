@@ -6,14 +6,14 @@ import hashlib
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from apq_tvm.errors import BadInput
-from apq_tvm.types import AnyPath
+from apq_tvm.types import AnyPath, TensorSpec
 
 
 def read_manifest(path: AnyPath) -> dict[str, Any]:
@@ -56,6 +56,18 @@ def damaged(path: AnyPath) -> Iterator[None]:
             f"{file} is damaged, or of another version of apq-tvm ({type(error).__name__}: "
             f"{error}); compile the model again"
         ) from error
+
+
+def ports(path: AnyPath, manifest: Mapping[str, Any], kind: str = "inputs") -> list[TensorSpec]:
+    """The ``inputs`` or ``outputs`` of a module, in ONNX order.
+
+    Raises
+    ------
+    BadInput
+        The manifest is damaged.
+    """
+    with damaged(path):
+        return [TensorSpec(p["name"], p["dtype"], tuple(p["shape"])) for p in manifest[kind]]
 
 
 def load_module(path: AnyPath) -> ModuleType:

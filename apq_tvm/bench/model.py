@@ -104,6 +104,39 @@ def make_inputs(inputs: Sequence[TensorSpec], dims: Mapping[str, int]) -> Batch:
     return batch
 
 
+def one_call(
+    specs: Sequence[TensorSpec],
+    batch: int,
+    seq: int,
+    dims: Mapping[str, int] | None = None,
+    inputs: AnyPath | None = None,
+) -> tuple[dict[str, int], Batch]:
+    """The inputs of a run: the first call of an npz, or made-up ones.
+
+    Parameters
+    ----------
+    specs : sequence of TensorSpec
+    batch, seq, dims
+        Sizes of symbolic dimensions (`resolve_dims`), where inputs are made up.
+    inputs : str or path, optional
+        The npz.
+
+    Returns
+    -------
+    dict of str to int, dict of str to ndarray
+        Sizes, none of those of an npz, and arrays by name.
+
+    Raises
+    ------
+    BadInput
+        Anything given does not fit.
+    """
+    if inputs is not None:
+        return {}, read_inputs(inputs, specs)[0]
+    sizes = resolve_dims(specs, batch, seq, dims or {})
+    return sizes, make_inputs(specs, sizes)
+
+
 def quantize_with_onnxruntime(model: AnyPath, folder: Path) -> Path:
     """Quantize `model` with ONNX Runtime's own dynamic int8 quantization, default options.
 
@@ -193,10 +226,7 @@ def bench_model(
     package = load_module(module)
     with progress.stage("bench", 4), tempfile.TemporaryDirectory(prefix="apq-bench-") as folder:
         progress.advance(FLOAT)
-        session = open_session(against)
-        specs = specs_of(session)
-        sizes = resolve_dims(specs, batch, seq, dims or {}) if inputs is None else {}
-        call = make_inputs(specs, sizes) if inputs is None else read_inputs(inputs, specs)[0]
+        sizes, call = one_call(specs_of(open_session(against)), batch, seq, dims, inputs)
         count = threads or package.num_threads()
         package.set_num_threads(count)
         progress.advance(INT8)

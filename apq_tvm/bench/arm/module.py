@@ -18,14 +18,13 @@ from apq_tvm.bench.arm.cost import judge
 from apq_tvm.bench.arm.layer import emulated_cpu
 from apq_tvm.bench.arm.mca import Analyser, find_analyser
 from apq_tvm.bench.arm.static import judged_profile
-from apq_tvm.bench.model import make_inputs, resolve_dims
+from apq_tvm.bench.model import one_call
 from apq_tvm.bench.module_program import ModuleProgram
 from apq_tvm.bench.trace import Instruction, Symbol, check_tools, executed, symbols
 from apq_tvm.errors import BadInput, BadTarget
-from apq_tvm.evaluation.inputs import read_inputs
-from apq_tvm.module import read_manifest
+from apq_tvm.module import ports, read_manifest
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.types import AnyPath, Array, TensorSpec
+from apq_tvm.types import AnyPath, Array
 
 RUNTIME = "runtime and C library"
 """All functions that are no kernels, together."""
@@ -51,7 +50,7 @@ def bench_static_module(
     module : str or path
         Folder of a module compiled for one 64-bit Arm core.
     batch, seq : int
-        Sizes of symbolic dimensions by their names (`resolve_dims`).
+        Sizes of symbolic dimensions by their names (`apq_tvm.bench.model.resolve_dims`).
     dims : mapping of str to int, optional
         Sizes of other symbolic dimensions.
     inputs : str or path, optional
@@ -83,9 +82,7 @@ def bench_static_module(
     profile = judged_profile(manifest["target"])
     check_tools()
     analyser = find_analyser(str(profile.target["mcpu"]), mca)
-    specs = [TensorSpec(p["name"], p["dtype"], tuple(p["shape"])) for p in manifest["inputs"]]
-    sizes = resolve_dims(specs, batch, seq, dims or {}) if inputs is None else {}
-    call = make_inputs(specs, sizes) if inputs is None else read_inputs(inputs, specs)[0]
+    sizes, call = one_call(ports(module, manifest), batch, seq, dims, inputs)
     with progress.stage("static", 2), tempfile.TemporaryDirectory(prefix="apq-static-") as name:
         progress.advance("run")
         program, cpu = ModuleProgram(Path(module), Path(name)), emulated_cpu(profile)

@@ -11,18 +11,14 @@ import numpy as np
 
 from apq_tvm.bench.generate.decoder import Ports, find_ports
 from apq_tvm.errors import BadInput, BadTarget
-from apq_tvm.module import damaged, load_module, read_manifest
-from apq_tvm.types import Array, TensorSpec
+from apq_tvm.module import damaged, load_module, ports, read_manifest
+from apq_tvm.types import Array
 
 
 def module_ports(folder: Path) -> Ports:
     """The ports of a compiled module."""
     manifest = read_manifest(folder)
-    with damaged(folder):
-        inputs, outputs = (
-            [TensorSpec(p["name"], p["dtype"], tuple(p["shape"])) for p in manifest[kind]]
-            for kind in ("inputs", "outputs")
-        )
+    inputs, outputs = (ports(folder, manifest, kind) for kind in ("inputs", "outputs"))
     return find_ports(inputs, outputs, folder)
 
 

@@ -10,15 +10,14 @@ from typing import Any
 
 from apq_tvm.bench.caches import Level, measure_levels
 from apq_tvm.bench.clib import Runner
-from apq_tvm.bench.model import make_inputs, resolve_dims
+from apq_tvm.bench.model import one_call
 from apq_tvm.bench.profile.costs import costs
 from apq_tvm.bench.profile.layers import Layers
 from apq_tvm.bench.profile.rows import call_rows, slow, summed
 from apq_tvm.bench.profile.runs import Bound, Runs, measure_runs, open_runner
 from apq_tvm.bench.roofline import Limits, evict, measure
 from apq_tvm.errors import BadInput, BadTarget, BuildError
-from apq_tvm.evaluation.inputs import read_inputs
-from apq_tvm.module import damaged, load_module, read_manifest
+from apq_tvm.module import damaged, load_module, ports, read_manifest
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.types import AnyPath, Array, TensorSpec
 
@@ -77,9 +76,7 @@ def bench_profile(
     """
     progress, folder = progress or Silent(), Path(module)
     manifest = read_manifest(folder)
-    specs = input_specs(folder, manifest)
-    sizes = resolve_dims(specs, batch, seq, dims or {}) if inputs is None else {}
-    call = make_inputs(specs, sizes) if inputs is None else read_inputs(inputs, specs)[0]
+    sizes, call = one_call(input_specs(folder, manifest), batch, seq, dims, inputs)
     count = threads or load_module(folder).num_threads()
     with progress.stage("profile", 3):
         progress.advance("limits of this machine")
@@ -121,7 +118,7 @@ def input_specs(folder: Path, manifest: Mapping[str, Any]) -> list[TensorSpec]:
     with damaged(folder):
         if manifest["library"].get("gpu"):
             raise BadTarget(f"{folder} is for a GPU; NVIDIA's nsys and ncu time its kernels")
-        return [TensorSpec(p["name"], p["dtype"], tuple(p["shape"])) for p in manifest["inputs"]]
+    return ports(folder, manifest)
 
 
 def described(level: Level) -> dict[str, Any]:

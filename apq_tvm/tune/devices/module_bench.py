@@ -13,20 +13,19 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.bench.linear import LinearCase, write_model
-from apq_tvm.bench.model import make_inputs, resolve_dims
+from apq_tvm.bench.model import one_call
 from apq_tvm.bench.module_program import link_program, read_results, written_calls
 from apq_tvm.bench.rivals import relative_error
 from apq_tvm.bench.timing import COLD_BYTES
 from apq_tvm.errors import BadInput, BadTarget, DeviceFailed
-from apq_tvm.evaluation.inputs import read_inputs
 from apq_tvm.formats import dequantize
-from apq_tvm.module import read_manifest
+from apq_tvm.module import ports, read_manifest
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.tune.devices.address import Address, parse_devices
 from apq_tvm.tune.devices.connection import Connection, toolchain
 from apq_tvm.tune.devices.errand import Done, Errand
 from apq_tvm.tune.devices.tracker import expand
-from apq_tvm.types import AnyPath, Array, DeviceProfile, TensorSpec
+from apq_tvm.types import AnyPath, Array, DeviceProfile
 
 MOST_ROUNDS = 200
 
@@ -107,9 +106,7 @@ def bench_module(
     manifest = read_manifest(module)
     profile = profile_of(manifest)
     addresses = expand(parse_devices(devices))
-    specs = [TensorSpec(p["name"], p["dtype"], tuple(p["shape"])) for p in manifest["inputs"]]
-    sizes = resolve_dims(specs, batch, seq, dims or {}) if inputs is None else {}
-    call = make_inputs(specs, sizes) if inputs is None else read_inputs(inputs, specs)[0]
+    sizes, call = one_call(ports(module, manifest), batch, seq, dims, inputs)
     rows = []
     with progress.stage("devices", 1 + len(addresses)), tempfile.TemporaryDirectory() as name:
         progress.advance("link")
