@@ -149,7 +149,7 @@ def _balance(run: Run, block: Block, folds: Sequence[Fold]) -> dict[str, tuple[F
     return found
 
 
-def product_of(layers: Mapping[str, LearnedLayer], bits: int) -> Product:
+def _product(layers: Mapping[str, LearnedLayer], bits: int) -> Product:
     """Linear layers as they are quantized now; weights are decoded once per step."""
 
     def product(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
@@ -177,23 +177,13 @@ def train(
     groups = parameter_groups(layers)
     flat = [p for group in groups for p in group["params"]]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
-    keep = {block.output, *block.attention}
     best, kept = float("inf"), [p.detach().clone() for p in flat]
     step, steps = 0, len(targets) * epochs
     for epoch in range(epochs + 1):
         total, before = 0.0, [p.detach().clone() for p in flat]
         for call in torch.randperm(len(targets)).tolist():
-            full, mixed = targets[call]
-            with torch.set_grad_enabled(epoch < epochs), half_products():
-                got = graph.run_nodes(
-                    block.nodes,
-                    streams.quantized[call],
-                    streams.symbols[call],
-                    keep,
-                    product_of(layers, streams.widths[call]),
-                    tables_of(block, tables),
-                )
-            loss = block_loss(got, full, mixed, block, streams.masks[call])
+            with torch.set_grad_enabled(epoch < epochs):
+                loss = call_loss(graph, block, layers, streams, targets, tables, call)
             total += float(loss.detach())
             if epoch < epochs:
                 for group in optimizer.param_groups:
@@ -205,19 +195,42 @@ def train(
                 optimizer.step()
         if total < best:
             best, kept = total, before
-    with torch.no_grad():
-        for parameter, value in zip(flat, kept, strict=True):
-            parameter.copy_(value)
+    restore(flat, kept)
 
 
-def block_loss(
-    got: Values, full: Values, mixed: Tensor, block: Block, mask: Tensor | None
+def call_loss(
+    graph: TorchGraph,
+    block: Block,
+    layers: Mapping[str, LearnedLayer],
+    streams: Streams,
+    targets: Sequence[tuple[Values, Tensor]],
+    tables: Values,
+    call: int,
 ) -> Tensor:
-    """DLC + AKL (ABQ-LLM, eq. (5)) and the error of length, over tokens that are no padding."""
-    streams = (got[block.output].float(), full[block.output], mixed)
-    out, target, fed = (_tokens(x, mask) for x in streams)
+    """Loss of a block on one call: DLC + AKL (ABQ-LLM, eq. (5)) and the error of length, over
+    tokens that are no padding."""
+    full, mixed = targets[call]
+    mask = streams.masks[call]
+    with half_products():
+        got = graph.run_nodes(
+            block.nodes,
+            streams.quantized[call],
+            streams.symbols[call],
+            {block.output, *block.attention},
+            _product(layers, streams.widths[call]),
+            tables_of(block, tables),
+        )
+    values = (got[block.output].float(), full[block.output], mixed)
+    out, target, fed = (_tokens(x, mask) for x in values)
     maps = [[_tokens(side[name].float(), mask) for name in block.attention] for side in (got, full)]
     return dlc_loss(out, target, fed) + akl_loss(*maps) + length_loss(out, target)
+
+
+def restore(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Give parameters values that they had."""
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
 
 
 def _tokens(x: Tensor, mask: Tensor | None) -> Tensor:

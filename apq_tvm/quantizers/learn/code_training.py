@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 
 from apq_tvm.quantizers.learn.block_training import (
     LearnedLayer,
-    block_loss,
+    call_loss,
     parameter_groups,
-    product_of,
+    restore,
 )
 from apq_tvm.quantizers.learn.blocks import Block
 from apq_tvm.quantizers.learn.distill import schedule
-from apq_tvm.quantizers.learn.learning_run import Streams, tables_of
-from apq_tvm.quantizers.torch.graph import TorchGraph, Values, half_products
+from apq_tvm.quantizers.learn.learning_run import Streams
+from apq_tvm.quantizers.torch.graph import TorchGraph, Values
 from apq_tvm.quantizers.torch.moving import MovingCodes
 from apq_tvm.quantizers.torch.ops import Tensor, torch
 from apq_tvm.types import QuantizedTensor
@@ -76,14 +76,7 @@ def train_codes(
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
 
     def loss_of(call: int) -> Tensor:
-        full, mixed = targets[call]
-        keep = {block.output, *block.attention}
-        with half_products():
-            got = graph.run_nodes(
-                block.nodes, streams.quantized[call], streams.symbols[call], keep,
-                product_of(layers, streams.widths[call]), tables_of(block, tables),
-            )  # fmt: skip
-        return block_loss(got, full, mixed, block, streams.masks[call])
+        return call_loss(graph, block, layers, streams, targets, tables, call)
 
     def judge() -> float:
         with torch.no_grad():
@@ -111,9 +104,7 @@ def train_codes(
         now = judge()
         if now < best:
             best, kept = now, state()
-    with torch.no_grad():
-        for parameter, value in zip(flat, kept[0], strict=True):
-            parameter.copy_(value)
+    restore(flat, kept[0])
     for rounding, tensor in zip(moving, kept[1], strict=True):
         rounding.keep(tensor)
     return before, best
