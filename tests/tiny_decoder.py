@@ -104,3 +104,17 @@ def feeds(batch: int, new: int, past: int, seed: int = 0) -> dict[str, Any]:
         "pk": rand(*cache, seed=seed + 1),
         "pv": rand(*cache, seed=seed + 2),
     }
+
+
+def whole(module: Any, ids: Any) -> Any:
+    """Logits of a run without a past, of this model or another decoder."""
+    given = {}
+    for info in module.inputs:
+        shape = [
+            len(ids) if d in ("b", "batch") else 0 if isinstance(d, str) else d for d in info.shape
+        ]
+        given[info.name] = np.zeros(shape, np.float32)
+    given["input_ids"] = ids
+    if "mask" in given:
+        given["mask"] = np.ones(ids.shape, np.int64)
+    return module.run(given)["logits"]

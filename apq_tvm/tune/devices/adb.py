@@ -19,7 +19,7 @@ from apq_tvm.tune.devices.transport import (
     OnLine,
     Ran,
     agent_command,
-    call,
+    call_device,
     check_names,
     checked_words,
     ended,
@@ -123,10 +123,8 @@ class AdbTransport:
     ) -> subprocess.CompletedProcess[str]:
         if words[0] == "shell":
             words = ["shell", *checked_words(words[1:])]
-        try:
-            return call([self._adb, "-s", self.address.name, *words], timeout_s, on_line)
-        except subprocess.TimeoutExpired as error:
-            raise DeviceLost(f"{self.address} gave no answer for {timeout_s:.0f} s") from error
+        command = [self._adb, "-s", self.address.name, *words]
+        return call_device(self.address, command, timeout_s, on_line)
 
     def _call(self, *words: str, timeout_s: float = GRACE_S) -> str:
         done = self._adb_call(words, timeout_s)

@@ -27,6 +27,7 @@ from apq_tvm.tune.devices.transport import (
     Ran,
     agent_command,
     call,
+    call_device,
     check_names,
     checked_words,
     ended,
@@ -157,10 +158,7 @@ class SshTransport:
     ) -> subprocess.CompletedProcess[str]:
         """A command there: words that mean nothing to its shell."""
         command = [self._ssh, *self._options(), "-T", self.address.login, *checked_words(words)]
-        try:
-            return call(command, timeout_s, on_line)
-        except subprocess.TimeoutExpired as error:
-            raise DeviceLost(f"{self.address} gave no answer for {timeout_s:.0f} s") from error
+        return call_device(self.address, command, timeout_s, on_line)
 
     def _call(self, *words: str) -> str:
         done = self._remote(words, GRACE_S + CONNECT_S)

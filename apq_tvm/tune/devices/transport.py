@@ -226,6 +226,22 @@ def call(
     return subprocess.CompletedProcess(list(command), process.returncode, out, err)
 
 
+def call_device(
+    address: Address, command: Sequence[str], timeout_s: float, on_line: OnLine | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`call` what reaches a device.
+
+    Raises
+    ------
+    DeviceLost
+        It did not end in time.
+    """
+    try:
+        return call(command, timeout_s, on_line)
+    except subprocess.TimeoutExpired as error:
+        raise DeviceLost(f"{address} gave no answer for {timeout_s:.0f} s") from error
+
+
 class _Drain:
     """Reads a stream to its end in a thread of its own: a full pipe would stop its writer."""
 

@@ -11,6 +11,7 @@ import pytest
 import tiny_decoder
 from numpy.testing import assert_allclose
 from small_llama import CONFIG, small_llama
+from tiny_decoder import whole
 
 import apq_tvm
 from apq_tvm.explain import explain, explanation_lines
@@ -39,20 +40,6 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("coded_sessions")
     apq_tvm.compile(tiny_decoder.write(folder), folder / "grouped_i8", scheme="W8A8g32", kv="i8")
     return load_module(folder / "grouped_i8")
-
-
-def whole(module: Any, ids: Any) -> Any:
-    """Logits of a run without a past."""
-    feeds = {}
-    for info in module.inputs:
-        shape = [
-            len(ids) if d in ("b", "batch") else 0 if isinstance(d, str) else d for d in info.shape
-        ]
-        feeds[info.name] = np.zeros(shape, np.float32)
-    feeds["input_ids"] = ids
-    if "mask" in feeds:
-        feeds["mask"] = np.ones(ids.shape, np.int64)
-    return module.run(feeds)["logits"]
 
 
 @pytest.mark.parametrize("name", ["llama", "grouped"])
