@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from apq_tvm.launches.siblings import are_plain, beside, bias_of, joined_name
+from apq_tvm.launches.together import are_plain, together
 from apq_tvm.types import Array, ImportedModel, Node, QuantizedModel, TensorSpec
 
 MOVES = ("Reshape", "apq.Reshape", "Transpose")
@@ -82,43 +82,32 @@ def _read_by_element(readers: Mapping[str, Sequence[Node | None]], node: Node) -
 
 def _joined(quantized: QuantizedModel, layers: Sequence[Node]) -> QuantizedModel:
     """The model with these as one layer, and slices of it."""
-    model, weights = quantized.model, dict(quantized.model.weights)
-    names, first = [layer.name for layer in layers], layers[0]
-    name, keys = joined_name(names), [quantized.layers[n] for n in names]
-    tensor = beside([quantized.tensors[key] for key in keys])
-    weight = joined_name([layer.inputs[1] for layer in layers])
+    model, first = quantized.model, layers[0]
+    made = together(quantized, layers)
+    names, name, weights = made.names, made.name, made.weights
     sizes = [int(weights[layer.inputs[1]].shape[0]) for layer in layers]
-    weights[weight] = np.concatenate([weights[layer.inputs[1]] for layer in layers])
-    bias = bias_of(layers, weights)
-    if bias is not None:
-        weights[f"{name}.bias"] = bias
     specs, y = dict(model.value_specs), f"{name}.y"
     lead = specs[first.outputs[0]].shape[:-1]
     specs[y] = TensorSpec(y, "float32", (*lead, sum(sizes)))
-    inputs = (first.inputs[0], weight, f"{name}.bias" if bias is not None else "", "")
-    made = [Node(first.op, name, inputs, (y,), {**first.attrs, "activation": ""})]
+    joined = [Node(first.op, name, made.inputs, (y,), {**first.attrs, "activation": ""})]
     heads = _heads(model, layers)
     if heads:
-        made += _by_heads(name, layers, heads, weights, specs)
+        joined += _by_heads(name, layers, heads, weights, specs)
     else:
         for layer, start, size in zip(layers, _starts(sizes), sizes, strict=True):
-            made += _slice(layer, y, start, size, specs)
+            joined += _slice(layer, y, start, size, specs)
     gone = {*names, *(node.name for node in heads)}
     nodes: list[Node] = []
     for node in model.nodes:
         if node.name == first.name:
-            nodes += made
+            nodes += joined
         elif node.name not in gone:
             nodes.append(node)
-    key = f"{weight}:{tensor.scheme}"
-    mine = {n: k for n, k in quantized.layers.items() if n not in names} | {name: key}
-    used = set(mine.values())
-    tensors = {k: t for k, t in quantized.tensors.items() if k in used} | {key: tensor}
     kept = replace(model, nodes=tuple(nodes), weights=weights, value_specs=specs)
     notes = {n: note for n, note in quantized.notes.items() if n not in names}
     said = dict.fromkeys(quantized.notes[n] for n in names if quantized.notes.get(n))
     notes |= {name: "; ".join(said)} if said else {}
-    return replace(quantized, model=kept, tensors=tensors, layers=mine, notes=notes)
+    return replace(made.put_into(quantized, kept), notes=notes)
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:

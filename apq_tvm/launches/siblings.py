@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 import numpy as np
 
-from apq_tvm.types import Array, Node, QuantizedModel, QuantizedTensor, TensorSpec
+from apq_tvm.launches.together import are_plain, together
+from apq_tvm.types import Node, QuantizedModel, TensorSpec
 
 
 def join_siblings(quantized: QuantizedModel) -> QuantizedModel:
@@ -44,28 +43,15 @@ class _Siblings:
 
     def joined(self, quantized: QuantizedModel) -> QuantizedModel:
         """The model with these as one."""
-        model, weights = quantized.model, dict(quantized.model.weights)
-        names = [layer.name for layer in self.layers]
-        name, keys = joined_name(names), [quantized.layers[n] for n in names]
-        tensor = beside([quantized.tensors[key] for key in keys])
-        first = self.layers[0]
-        weight = joined_name([layer.inputs[1] for layer in self.layers])
-        weights[weight] = np.concatenate([weights[layer.inputs[1]] for layer in self.layers])
-        bias = bias_of(self.layers, weights)
-        if bias is not None:
-            weights[f"{name}.bias"] = bias
+        model, first = quantized.model, self.layers[0]
+        made = together(quantized, self.layers)
+        name, weights = made.name, made.weights
         lead = [int(n) for n in weights[self.shapes[0].inputs[1]][:-2]]
         count = len(self.layers) * self.heads
         shape = f"shape:{'x'.join(map(str, (*lead, count, self.width)))}"
         weights[shape] = np.array([*lead, count, self.width], np.int64)
         y, by_heads = f"{name}.y", f"{name}.heads"
-        linear = Node(
-            first.op,
-            name,
-            (first.inputs[0], weight, f"{name}.bias" if bias is not None else "", ""),
-            (y,),
-            first.attrs,
-        )
+        linear = Node(first.op, name, made.inputs, (y,), first.attrs)
         reshape = Node("Reshape", f"{name}.heads", (y, shape), (by_heads,), self.shapes[0].attrs)
         specs = dict(model.value_specs)
         dims = specs[self.layers[0].outputs[0]].shape[:-1]
@@ -89,12 +75,8 @@ class _Siblings:
                 nodes.append(attention)
             elif node.name not in gone:
                 nodes.append(node)
-        key = f"{weight}:{tensor.scheme}"
-        layers = {n: k for n, k in quantized.layers.items() if n not in names} | {name: key}
-        used = set(layers.values())
-        tensors = {k: t for k, t in quantized.tensors.items() if k in used} | {key: tensor}
         model = replace(model, nodes=tuple(nodes), weights=weights, value_specs=specs)
-        return replace(quantized, model=model, tensors=tensors, layers=layers)
+        return made.put_into(quantized, model)
 
 
 def _find(
@@ -131,57 +113,3 @@ def _find(
     if any(order[-3] != rank - 2 or rank - 1 not in order[-2:] for order in orders):
         return None  # heads are not the last axis but one, or are part of a product
     return _Siblings(tuple(nodes), tuple(by_heads), attention, heads, width)
-
-
-def joined_name(names: Sequence[str]) -> str:
-    """``a/q/w``, ``a/k/w`` and ``a/v/w`` are ``a/q+k+v/w``: only parts that differ are repeated."""
-    parts = [re.split(r"(?<=[/.])|(?=[/.])", name) for name in names]
-    start = _alike(parts)
-    end = _alike([part[start:][::-1] for part in parts])
-    middles = ["".join(part[start : len(part) - end]) for part in parts]
-    first = parts[0]
-    return "".join(first[:start]) + "+".join(middles) + "".join(first[len(first) - end :])
-
-
-def _alike(lists: Sequence[Sequence[str]]) -> int:
-    """How many entries all begin with."""
-    return sum(1 for _ in takewhile(lambda same: len(set(same)) == 1, zip(*lists, strict=False)))
-
-
-def are_plain(tensors: Sequence[QuantizedTensor], families: Collection[str] = ("int",)) -> bool:
-    """Of one scheme of these families, with nothing that belongs to a whole layer."""
-    first = tensors[0]
-    return all(
-        tensor.scheme == first.scheme
-        and tensor.scheme.family in families
-        and tensor.tables.keys() == first.tables.keys()
-        and all(len(table) == len(tensor.codes) for table in tensor.tables.values())
-        and (tensor.zeros is None) == (first.zeros is None)
-        for tensor in tensors
-    )
-
-
-def beside(tensors: Sequence[QuantizedTensor]) -> QuantizedTensor:
-    """Rows of several tensors, one after the other."""
-    zeros = [tensor.zeros for tensor in tensors if tensor.zeros is not None]
-    names = tensors[0].tables
-    return replace(
-        tensors[0],
-        tables={key: np.concatenate([tensor.tables[key] for tensor in tensors]) for key in names},
-        codes=np.concatenate([tensor.codes for tensor in tensors]),
-        scales=np.concatenate([tensor.scales for tensor in tensors]),
-        zeros=np.concatenate(zeros) if zeros else None,
-    )
-
-
-def bias_of(layers: Sequence[Node], weights: Mapping[str, Array]) -> Array | None:
-    """Biases side by side, zeros where a layer has none; None where all have none."""
-    given = [layer.inputs[2] if len(layer.inputs) > 2 else "" for layer in layers]
-    if not any(given):
-        return None
-    sizes = [weights[layer.inputs[1]].shape[0] for layer in layers]
-    parts = [
-        weights[name].reshape(-1) if name else np.zeros(size, np.float32)
-        for name, size in zip(given, sizes, strict=True)
-    ]
-    return np.concatenate([np.broadcast_to(p, s) for p, s in zip(parts, sizes, strict=True)])
