@@ -164,17 +164,55 @@ def _product(layers: Mapping[str, LearnedLayer], bits: int) -> Product:
     return product
 
 
-def train(
-    graph: TorchGraph,
-    block: Block,
-    layers: Mapping[str, LearnedLayer],
-    streams: Streams,
-    targets: Sequence[tuple[Values, Tensor]],
-    tables: Values,
-    epochs: int,
-) -> None:
+@dataclass(frozen=True)
+class Lesson:
+    """A block that is learned, and from what.
+
+    Parameters
+    ----------
+    graph : TorchGraph
+    block : Block
+    layers : mapping of str to LearnedLayer
+    streams : Streams
+    targets : sequence of (dict, Tensor)
+        Per call what the float block gives.
+    tables : dict
+        Quantized embeddings.
+    """
+
+    graph: TorchGraph
+    block: Block
+    layers: Mapping[str, LearnedLayer]
+    streams: Streams
+    targets: Sequence[tuple[Values, Tensor]]
+    tables: Values
+
+    def loss(self, call: int) -> Tensor:
+        """On one call: DLC + AKL (ABQ-LLM, eq. (5)) and the error of length, without padding."""
+        block, streams = self.block, self.streams
+        full, mixed = self.targets[call]
+        mask = streams.masks[call]
+        with half_products():
+            got = self.graph.run_nodes(
+                block.nodes,
+                streams.quantized[call],
+                streams.symbols[call],
+                {block.output, *block.attention},
+                _product(self.layers, streams.widths[call]),
+                tables_of(block, self.tables),
+            )
+        values = (got[block.output].float(), full[block.output], mixed)
+        out, target, fed = (_tokens(x, mask) for x in values)
+        maps = [
+            [_tokens(side[name].float(), mask) for name in block.attention] for side in (got, full)
+        ]
+        return dlc_loss(out, target, fed) + akl_loss(*maps) + length_loss(out, target)
+
+
+def train(lesson: Lesson, epochs: int) -> None:
     """Optimize one block; the parameters with the least loss over an epoch stay."""
-    groups = parameter_groups(layers)
+    targets = lesson.targets
+    groups = parameter_groups(lesson.layers)
     flat = [p for group in groups for p in group["params"]]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
     best, kept = float("inf"), [p.detach().clone() for p in flat]
@@ -183,7 +221,7 @@ def train(
         total, before = 0.0, [p.detach().clone() for p in flat]
         for call in torch.randperm(len(targets)).tolist():
             with torch.set_grad_enabled(epoch < epochs):
-                loss = call_loss(graph, block, layers, streams, targets, tables, call)
+                loss = lesson.loss(call)
             total += float(loss.detach())
             if epoch < epochs:
                 for group in optimizer.param_groups:
@@ -196,34 +234,6 @@ def train(
         if total < best:
             best, kept = total, before
     restore(flat, kept)
-
-
-def call_loss(
-    graph: TorchGraph,
-    block: Block,
-    layers: Mapping[str, LearnedLayer],
-    streams: Streams,
-    targets: Sequence[tuple[Values, Tensor]],
-    tables: Values,
-    call: int,
-) -> Tensor:
-    """Loss of a block on one call: DLC + AKL (ABQ-LLM, eq. (5)) and the error of length, over
-    tokens that are no padding."""
-    full, mixed = targets[call]
-    mask = streams.masks[call]
-    with half_products():
-        got = graph.run_nodes(
-            block.nodes,
-            streams.quantized[call],
-            streams.symbols[call],
-            {block.output, *block.attention},
-            _product(layers, streams.widths[call]),
-            tables_of(block, tables),
-        )
-    values = (got[block.output].float(), full[block.output], mixed)
-    out, target, fed = (_tokens(x, mask) for x in values)
-    maps = [[_tokens(side[name].float(), mask) for name in block.attention] for side in (got, full)]
-    return dlc_loss(out, target, fed) + akl_loss(*maps) + length_loss(out, target)
 
 
 def restore(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:

@@ -24,7 +24,7 @@ from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.inputs.folds import find_folds
 from apq_tvm.quantizers.learn.block_feedback import feed_back, row_weights
-from apq_tvm.quantizers.learn.block_training import layers_of, train, with_block
+from apq_tvm.quantizers.learn.block_training import Lesson, layers_of, train, with_block
 from apq_tvm.quantizers.learn.blocks import Block, find_blocks
 from apq_tvm.quantizers.learn.code_training import train_codes
 from apq_tvm.quantizers.learn.distill import distill, tuned_widths
@@ -89,15 +89,15 @@ def learn(
                 layers = layers_of(run, block, folds, ends, fed)
                 if layers:
                     torch.manual_seed(at)  # a run that was interrupted goes on as if it was not
-                    given = (graph, block, layers, streams, targets, tables, run.epochs)
+                    lesson = Lesson(graph, block, layers, streams, targets, tables)
                     if run.kind == "train":
-                        loss = train_codes(*given)
+                        loss = train_codes(lesson, run.epochs)
                         run.losses[block.output] = loss
                         told = (
                             f" (before it: loss on data kept apart {loss[0]:.4f} -> {loss[1]:.4f})"
                         )
                     else:
-                        train(*given)
+                        train(lesson, run.epochs)
                     run.learned = with_block(run.learned, layers, run.model)
                 run.done = at + 1
                 if checkpoint is not None:

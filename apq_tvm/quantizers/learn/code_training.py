@@ -9,18 +9,12 @@ quantization-aware training").
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from apq_tvm.quantizers.learn.block_training import (
-    LearnedLayer,
-    call_loss,
+    Lesson,
     parameter_groups,
     restore,
 )
-from apq_tvm.quantizers.learn.blocks import Block
 from apq_tvm.quantizers.learn.distill import schedule
-from apq_tvm.quantizers.learn.learning_run import Streams
-from apq_tvm.quantizers.torch.graph import TorchGraph, Values
 from apq_tvm.quantizers.torch.moving import MovingCodes
 from apq_tvm.quantizers.torch.ops import Tensor, torch
 from apq_tvm.types import QuantizedTensor
@@ -39,28 +33,13 @@ def split(count: int) -> tuple[list[int], list[int]]:
     return learned, judged or learned
 
 
-def train_codes(
-    graph: TorchGraph,
-    block: Block,
-    layers: Mapping[str, LearnedLayer],
-    streams: Streams,
-    targets: Sequence[tuple[Values, Tensor]],
-    tables: Values,
-    epochs: int,
-) -> tuple[float, float]:
+def train_codes(lesson: Lesson, epochs: int) -> tuple[float, float]:
     """Learn a block's codes, scales and biases.
 
     Parameters
     ----------
-    graph : TorchGraph
-    block : Block
-    layers : mapping of str to LearnedLayer
-        Their roundings are `MovingCodes`.
-    streams : Streams
-    targets : sequence of (dict, Tensor)
-        Per call what the float block gives.
-    tables : dict
-        Quantized embeddings.
+    lesson : Lesson
+        The roundings of its layers are `MovingCodes`.
     epochs : int
 
     Returns
@@ -68,19 +47,17 @@ def train_codes(
     float, float
         Loss on the calls kept apart, before and after.
     """
+    layers = lesson.layers
     moving = [r for layer in layers.values() if isinstance(r := layer.rounding, MovingCodes)]
-    learned, judged = split(len(targets))
+    learned, judged = split(len(lesson.targets))
     steps = len(learned) * epochs
     groups = parameter_groups(layers, steps)
     flat = [p for group in groups for p in group["params"]]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
 
-    def loss_of(call: int) -> Tensor:
-        return call_loss(graph, block, layers, streams, targets, tables, call)
-
     def judge() -> float:
         with torch.no_grad():
-            return sum(float(loss_of(call)) for call in judged) / len(judged)
+            return sum(float(lesson.loss(call)) for call in judged) / len(judged)
 
     def state() -> tuple[list[Tensor], list[QuantizedTensor]]:
         return [p.detach().clone() for p in flat], [rounding.tensor for rounding in moving]
@@ -95,7 +72,7 @@ def train_codes(
                 stays = group["moves"] and not moves
                 group["lr"] = 0.0 if stays else group["rate"] * schedule(step, steps)
             optimizer.zero_grad()
-            loss_of(learned[i]).backward()
+            lesson.loss(learned[i]).backward()
             torch.nn.utils.clip_grad_norm_(flat, 1.0)
             optimizer.step()
             for rounding in moving if moves else ():
