@@ -384,10 +384,7 @@ class Tuner:
         if isinstance(task, Task) and task.op != FUNCTION:
             kernel = task.kernel_named(point.kernel)
             schedule = default_of_kernel(task.spec, kernel, self._profile)
-            shape = {
-                "n": task.spec.n, "k": task.spec.k, "scheme": task.scheme, "rows": task.rows,
-                "details": task.spec.details, "width": task.width,
-            }  # fmt: skip
+            shape = task.layer
         return Record(
             task.op, point.kernel, task.answers(point), schedule, **shape,
             ratio=ratio.value, interval=(ratio.low, ratio.high), threads=self._settings.threads,

@@ -85,6 +85,14 @@ class Task:
         return f"{self.op} {self.name}{sizes}{width} M={self.m} rows {low}..{high}"
 
     @property
+    def layer(self) -> dict[str, Any]:
+        """What a record of a linear layer says of it."""
+        return {
+            "n": self.spec.n, "k": self.spec.k, "scheme": self.scheme, "rows": self.rows,
+            "details": self.spec.details, "width": self.width,
+        }  # fmt: skip
+
+    @property
     def share(self) -> float:
         """A rough time of its layers in one run, in nanoseconds."""
         n, k = self.spec.n, self.spec.k

@@ -159,10 +159,7 @@ def _record(
             schedule = fingerprint(task.prepared(made, Defaults())[0])
     else:
         schedule = default_of_kernel(task.spec, task.kernel_named(point.kernel), profile)
-        shape = {
-            "n": task.spec.n, "k": task.spec.k, "scheme": task.scheme, "rows": task.rows,
-            "details": task.spec.details, "width": task.width,
-        }  # fmt: skip
+        shape = task.layer
     return Record(
         task.op, point.kernel, task.answers(point), schedule, **shape,
         ratio=ratio, interval=(1.0, ratio), threads=settings.threads, how=STATIC,
