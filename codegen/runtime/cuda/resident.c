@@ -1,7 +1,4 @@
 /* What a session keeps for runs on a GPU lies in the GPU's memory: caches, masks, what the program gave once. */
-#define _POSIX_C_SOURCE 200809L
-#include <stdlib.h>
-
 #include "apq_cuda.h"
 
 /* A GPU's products of weights are full from some hundred rows on. */
@@ -53,19 +50,4 @@ int apq_copy_resident(apq_context *c, void *to, const void *from, size_t bytes) 
   DLTensor t = apq_tensor((void *)(uintptr_t)from, (DLDataType){kDLUInt, 8, 1}, 0, NULL);
   t.device = apq_resident_device(c);
   return copied(c, to, &t, bytes);
-}
-
-/* ---- the program's memory ---- */
-
-/* Ids, positions and logits aside; what the block held is lost where it grows. */
-int apq_reserve(region *r, size_t bytes, const char *what) {
-  void *fresh = NULL;
-  if (bytes <= r->bytes) return APQ_OK;
-  free(r->data);
-  *r = (region){NULL, 0};
-  if (posix_memalign(&fresh, APQ_ALIGNMENT, bytes) != 0) {
-    return apq_fail(APQ_NO_MEMORY, "no memory for %llu bytes of %s", (unsigned long long)bytes, what);
-  }
-  *r = (region){fresh, bytes};
-  return APQ_OK;
 }
