@@ -27,7 +27,7 @@ import numpy as np
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 BATCHES, THREADS = (1, 8), (1, 2)
-SECONDS, LEAST_ROUNDS = 6.0, 5
+SECONDS, LEAST_ROUNDS = 15.0, 5
 NAMES = ("resnet18", "resnet50", "mobilenet_v3_small", "efficientnet_b0")
 
 Array = Any
