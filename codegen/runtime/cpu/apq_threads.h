@@ -3,7 +3,7 @@
  *   cores.c    how many threads there are to begin with
  *   threads.c  which of the three below a run uses
  *   launch.c   a kernel's parallel loop becomes tasks
- *   pool.c     teams of our own threads; team.c one team; worth.c whether its helpers pay
+ *   pool.c     teams of our own threads; team.c one team; worth.c whether its helpers pay; places.c their CPUs
  *   openmp.c   OpenMP's threads instead, and forks.c what a fork does to them */
 #ifndef APQ_THREADS_H_
 #define APQ_THREADS_H_
@@ -44,7 +44,7 @@ typedef struct {
   int64_t since, cpu_since;      /* start of the stretch that is being measured; 0 between runs */
   int64_t wall, gained, lost;    /* of the measured stretches, in nanoseconds */
   int64_t alone_until, sentence; /* until when the team runs alone, and for how many losses */
-  int64_t lost_at;               /* when helpers did not pay the last time */
+  int64_t lost_at, earned;       /* when helpers did not pay the last time, and what they gained since */
 } apq_worth;
 
 int apq_worth_alone(const apq_worth *worth, int64_t now);
@@ -52,6 +52,15 @@ void apq_worth_begin(apq_worth *worth, int64_t now);
 void apq_worth_end(apq_worth *worth, int64_t now);
 /* After a loop: helpers did `gained` worth of work, this thread spun for `spun` until they had. */
 void apq_worth_note(apq_worth *worth, int64_t now, int64_t gained, int64_t spun);
+
+/* ---- CPUs (places.c) ---- */
+
+/* What the kernel calls this thread. */
+int32_t apq_thread_number(void);
+/* -1 where nobody can tell. */
+int32_t apq_this_cpu(void);
+/* Lets a thread run where this one may, but not on `cpu`; 0 where that leaves nothing or is not allowed. */
+int apq_keep_off(int32_t cpu, int32_t thread);
 
 static inline int64_t apq_clock(clockid_t which) {
   struct timespec t;

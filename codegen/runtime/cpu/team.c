@@ -8,7 +8,8 @@
  * Pieces get smaller towards the end of a loop (guided self-scheduling: Polychronopoulos and Kuck, 1987),
  * so that few claims are made and all threads end together.
  *
- * Who waits spins for a while and then sleeps in the kernel. Nobody is woken who does not sleep. */
+ * Who waits spins for a while and then sleeps in the kernel. Nobody is woken who does not sleep, nor on the
+ * CPU of the thread that runs. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -30,6 +31,12 @@ enum {
   PAUSES = 32           /* between two looks at the clock */
 };
 
+typedef struct {
+  pthread_t thread;
+  apq_team *team;
+  atomic_int number; /* what the kernel calls it; 0 until it runs */
+} helper;
+
 struct apq_team {
   /* Number of the loop (32 bits), its tasks (16), the next that nobody has claimed (16). */
   _Alignas(LINE) _Atomic uint64_t word;
@@ -45,7 +52,8 @@ struct apq_team {
   _Alignas(LINE) apq_worth worth;
   unsigned helped; /* what `done` is when nothing is claimed */
   int32_t helpers; /* started */
-  pthread_t threads[];
+  int32_t runner;  /* the CPU that they keep off; -1 for none */
+  helper each[];
 };
 
 static void relax(void) {
@@ -114,7 +122,9 @@ static void sleep_until_posted(apq_team *team) {
 }
 
 static void *help(void *data) {
-  apq_team *team = data;
+  helper *me = data;
+  apq_team *team = me->team;
+  atomic_store(&me->number, apq_thread_number());
   while (!atomic_load(&team->stop)) {
     int32_t did = work_off(team);
     if (did > 0) {
@@ -126,6 +136,21 @@ static void *help(void *data) {
   return NULL;
 }
 
+/* Before helpers wake: seldom new, since the thread that runs seldom moves. */
+static void keep_off_runner(apq_team *team) {
+  int32_t cpu = apq_this_cpu();
+  if (cpu < 0 || cpu == team->runner) return;
+  team->runner = cpu;
+  for (int32_t i = 0; i < team->helpers; i++) {
+    int32_t number = atomic_load(&team->each[i].number);
+    if (number == 0) {
+      team->runner = -1; /* it has not begun: the next time */
+    } else {
+      (void)apq_keep_off(cpu, number);
+    }
+  }
+}
+
 static void post(apq_team *team, const apq_loop *loop, int32_t awake) {
   unsigned number = atomic_load_explicit(&team->posted, memory_order_relaxed) + 1;
   team->loop = *loop;
@@ -133,6 +158,7 @@ static void post(apq_team *team, const apq_loop *loop, int32_t awake) {
   atomic_store_explicit(&team->word, word, memory_order_release);
   atomic_store(&team->posted, number); /* in one order with what helpers do who are about to sleep */
   if (atomic_load(&team->asleep) == 0) return;
+  keep_off_runner(team);
   atomic_store(&team->asleep, 0);
   if (futex_wake(&team->posted, awake) == awake && awake < team->helpers) atomic_store(&team->asleep, 1);
 }
@@ -184,17 +210,22 @@ static int32_t start_helpers(apq_team *team) {
   int32_t started = 0;
   sigfillset(&every); /* signals are the program's: its own threads handle them */
   pthread_sigmask(SIG_SETMASK, &every, &before);
-  while (started < team->wanted && pthread_create(&team->threads[started], NULL, help, team) == 0) started++;
+  for (; started < team->wanted; started++) {
+    helper *next = &team->each[started];
+    next->team = team;
+    if (pthread_create(&next->thread, NULL, help, next) != 0) break;
+  }
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   return started;
 }
 
 apq_team *apq_team_open(int32_t helpers) {
   void *memory = NULL;
-  size_t bytes = sizeof(apq_team) + sizeof(pthread_t) * (size_t)helpers;
+  size_t bytes = sizeof(apq_team) + sizeof(helper) * (size_t)helpers;
   if (posix_memalign(&memory, LINE, bytes) != 0) return NULL;
   apq_team *team = memset(memory, 0, bytes);
   team->wanted = helpers;
+  team->runner = -1;
   team->helpers = start_helpers(team);
   if (team->helpers > 0) return team;
   free(team);
@@ -205,6 +236,6 @@ void apq_team_close(apq_team *team) {
   atomic_store(&team->stop, 1);
   atomic_fetch_add(&team->posted, 1);
   (void)futex_wake(&team->posted, team->helpers);
-  for (int32_t i = 0; i < team->helpers; i++) pthread_join(team->threads[i], NULL);
+  for (int32_t i = 0; i < team->helpers; i++) pthread_join(team->each[i].thread, NULL);
   free(team);
 }

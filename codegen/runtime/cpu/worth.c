@@ -5,7 +5,8 @@
  * Or the helpers and the thread that runs share a CPU. No thread sees this coming. So what helpers gain
  * is weighed against what the thread loses while it has them: time that it spins for them, and time
  * that it has no CPU. Where they do not pay, it runs alone for several times the loss, which bounds the
- * share of all time that is lost, and longer each time in a row. */
+ * share of all time that is lost, and longer each time that helpers had not earned before what was
+ * lost then: a helper that has just been woken works well for the milliseconds of its slice. */
 #define _GNU_SOURCE
 #include "apq_threads.h"
 
@@ -29,13 +30,15 @@ static void judge(apq_worth *w, int64_t now) {
   if (w->lost > w->gained / 2 && w->lost > STRETCH / 10) {
     if (now - w->lost_at > FORGOTTEN) w->sentence = 0;
     w->lost_at = now;
+    w->sentence = w->earned > w->lost ? w->sentence / 2 : 2 * w->sentence;
     if (w->sentence < LEAST_SENTENCE) w->sentence = LEAST_SENTENCE;
+    if (w->sentence > MOST_SENTENCE) w->sentence = MOST_SENTENCE;
     int64_t alone = w->lost * w->sentence;
     w->alone_until = now + (alone < LONGEST ? alone : LONGEST);
-    if (w->sentence < MOST_SENTENCE) w->sentence *= 2;
+    w->earned = 0;
   } else {
     w->alone_until = 0; /* no need to look at the clock */
-    w->sentence /= 2;
+    w->earned += w->gained - w->lost;
   }
   w->wall = w->gained = w->lost = 0;
 }

@@ -12,7 +12,7 @@ import pytest
 from apq_tvm.codegen.package.folder import COMMON, RUNTIME
 
 SOURCE = Path(__file__).parent / "c" / "pool.c"
-PARTS = ("cores", "pool", "team", "worth")
+PARTS = ("cores", "places", "pool", "team", "worth")
 CASES = re.findall(r'\{"(\w+)", \w+\}', SOURCE.read_text())
 PLAIN: tuple[str, ...] = ()
 THREAD = ("-fsanitize=thread",)

@@ -2,6 +2,7 @@
 #undef pthread_create /* start_helper, in the files that are checked */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -176,6 +177,42 @@ static void forks(void) {
   pthread_join(other, NULL);
 }
 
+static int cpus_of(pid_t thread) {
+  cpu_set_t allowed;
+  CHECK(sched_getaffinity(thread, sizeof allowed, &allowed) == 0);
+  return CPU_COUNT(&allowed);
+}
+
+static atomic_int helper_number;
+
+static void meet_and_tell(void *work, int32_t task) {
+  if (!pthread_equal(pthread_self(), *(pthread_t *)work)) atomic_store(&helper_number, apq_thread_number());
+  meet(NULL, task);
+}
+
+/* A helper that slept may run where the thread that runs may, but not beside it. */
+static void keeps_off(void) {
+  cpu_set_t before, one;
+  CHECK(sched_getaffinity(0, sizeof before, &before) == 0);
+  CPU_ZERO(&one);
+  CPU_SET(sched_getcpu(), &one);
+  apq_team *team = apq_pool_take(2);
+  pthread_t runner = pthread_self();
+  apq_loop loop = {meet_and_tell, &runner, 2};
+  for (int i = 0; i < 3; i++) {
+    usleep(2000);
+    apq_team_loop(team, &loop, 1);
+  }
+  int32_t helper = atomic_load(&helper_number);
+  CHECK(cpus_of(helper) == (CPU_COUNT(&before) > 1 ? CPU_COUNT(&before) - 1 : 1));
+  CHECK(cpus_of(0) == CPU_COUNT(&before)); /* the program's own thread is the program's */
+  CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+  usleep(2000);
+  run(team, 50); /* nothing is left to it: it stays where it may be */
+  CHECK(cpus_of(helper) >= 1);
+  apq_pool_give(team);
+}
+
 /* What helpers gained and cost, told by a clock of ours. */
 static void worth(void) {
   enum { MS = 1000000 };
@@ -207,6 +244,30 @@ static void worth(void) {
   apq_worth_note(&w, now, MS, 0);
   CHECK(apq_worth_alone(&w, now + 5 * MS) && !apq_worth_alone(&w, now + 9 * MS));
   CHECK(before == 250 * MS);
+  /* It works well for two stretches after it woke, and loses its CPU in the third, again and again. */
+  for (int i = 0; i < 20; i++) {
+    for (int stretch = 0; stretch < 3; stretch++) {
+      apq_worth_begin(&w, now);
+      now += (stretch < 2 ? 1 : 5) * MS;
+      w.cpu_since = apq_clock(CLOCK_THREAD_CPUTIME_ID) - 1 * MS;
+      apq_worth_note(&w, now, MS, 0);
+    }
+    before = w.alone_until - now;
+    now = w.alone_until;
+  }
+  CHECK(before == 250 * MS);
+  /* Often enough they earn what is lost then: alone for twice the loss. */
+  for (int i = 0; i < 10; i++) {
+    for (int stretch = 0; stretch < 20; stretch++) {
+      apq_worth_begin(&w, now);
+      now += (stretch < 19 ? 1 : 5) * MS;
+      w.cpu_since = apq_clock(CLOCK_THREAD_CPUTIME_ID) - 1 * MS;
+      apq_worth_note(&w, now, MS, 0);
+    }
+    before = w.alone_until - now;
+    now = w.alone_until;
+  }
+  CHECK(before < 9 * MS);
 }
 
 int main(int argc, char **argv) {
@@ -216,7 +277,7 @@ int main(int argc, char **argv) {
   } cases[] = {
       {"once_each", once_each}, {"held_back_helper", held_back_helper}, {"limits", limits},
       {"claims_are_waited_for", claims_are_waited_for}, {"runs_at_once", runs_at_once},
-      {"forks", forks}, {"worth", worth},
+      {"forks", forks}, {"keeps_off", keeps_off}, {"worth", worth},
   };
   CHECK(argc == 2 && apq_pool_open());
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
