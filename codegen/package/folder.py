@@ -21,6 +21,8 @@ from apq_tvm.errors import OutputExists, OutputFailed
 
 HERE = Path(__file__).resolve().parents[1]
 TEMPLATES = HERE / "templates"
+PYTHON = ("errors.py", "library.py", "ports.py", "results.py", "tensors.py")
+"""What every module's ``__init__.py`` imports."""
 RUNTIME = HERE / "runtime"
 COMMON = RUNTIME / "common"
 
@@ -257,12 +259,11 @@ def write_package(
     sessions : bool
         Whether it is a decoder that keeps its caches.
     """
-    if sessions:
-        for file in ("session.py", "generate.py"):
-            shutil.copyfile(TEMPLATES / file, folder / file)
-    if gpu:
-        shutil.copyfile(TEMPLATES / "device_array.py", folder / "device_array.py")
-    shutil.copyfile(TEMPLATES / "tensors.py", folder / "tensors.py")
+    files = [*PYTHON]
+    files += ["session.py", "generate.py"] if sessions else []
+    files += ["device_array.py"] if gpu else []
+    for file in files:
+        shutil.copyfile(TEMPLATES / file, folder / file)
     shutil.copyfile(TEMPLATES / "package.py", folder / "__init__.py")
     for template, target in (
         ("module.h.in", f"{name}.h"),

@@ -128,7 +128,7 @@ def test_a_run_allocates_nothing_after_the_first(compiled: CompiledModule) -> No
             return code
         m._library.run_c = counted
         for n in (64, 64, 64, 8, 64):
-            x = m._aligned_empty((n, 512), np.dtype(np.float32))
+            x = m.ports.aligned_empty((n, 512), np.dtype(np.float32))
             x[...] = 1
             m.run(x=x)
         print(seen[1:])

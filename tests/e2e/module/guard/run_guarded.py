@@ -46,7 +46,7 @@ def main(folder: Path, cases: list[tuple[str, dict[str, list[int]]]]) -> None:
         def placed(shape: tuple[int, ...], dtype: np.dtype[Any], side: bool = at_end) -> Any:
             return guarded(shape, dtype, side)
 
-        module._aligned_empty, module._COPIED = placed, -1
+        module.results.aligned_empty, module.results.COPIED = placed, -1
         for label, shapes in cases:
             feeds = {}
             for info in module.inputs:
