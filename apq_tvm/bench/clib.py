@@ -14,32 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from apq_tvm.codegen.templates.tensors import CPU, DL_CODES, DLTensor
 from apq_tvm.errors import BadInput, BuildError
 from apq_tvm.module import read_manifest
 from apq_tvm.types import Array
-
-CPU = 1
-"""kDLCPU of DLPack."""
-
-TYPE_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
-"""DLPack type codes by numpy's `dtype.kind`."""
-
-
-class DLTensor(ctypes.Structure):
-    """``DLTensor`` of dlpack.h."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("byte_offset", ctypes.c_uint64),
-    )
 
 
 class Tensors:
@@ -53,7 +31,7 @@ class Tensors:
             self._keep.append(shape)
             tensor.data, tensor.shape = array.ctypes.data, ctypes.addressof(shape)
             tensor.device_type, tensor.ndim = CPU, array.ndim
-            tensor.code, tensor.bits = TYPE_CODES[array.dtype.kind], array.dtype.itemsize * 8
+            tensor.code, tensor.bits = DL_CODES[array.dtype.kind], array.dtype.itemsize * 8
             tensor.lanes = 1
 
 

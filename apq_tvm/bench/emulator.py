@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from apq_tvm.bench.clib import TYPE_CODES
 from apq_tvm.bench.trace import INSTALL as INSTALL
 from apq_tvm.bench.trace import Symbol, Trace, functions, run, symbols, trace
 from apq_tvm.codegen.build.kernels import build_kernels
 from apq_tvm.codegen.package.folder import COMMON
+from apq_tvm.codegen.templates.tensors import DL_CODES
 from apq_tvm.errors import BuildError
 from apq_tvm.types import Array, DeviceProfile
 
@@ -145,7 +145,7 @@ def kernel_arguments(arrays: tuple[Array, ...]) -> bytes:
     for array in arrays:
         if not array.flags.c_contiguous:
             raise ValueError("arrays of a kernel must be C-contiguous")
-        code, bits = TYPE_CODES[array.dtype.kind], 8 * array.dtype.itemsize
+        code, bits = DL_CODES[array.dtype.kind], 8 * array.dtype.itemsize
         parts.append(struct.pack("<BBHi", code, bits, 1, array.ndim))
         parts.append(struct.pack(f"<{array.ndim}qQ", *array.shape, array.nbytes))
         parts.append(array.tobytes())

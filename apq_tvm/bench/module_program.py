@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from apq_tvm.bench.clib import TYPE_CODES
 from apq_tvm.bench.emulator import COMPILERS, emulator
 from apq_tvm.bench.trace import Trace, run, trace
+from apq_tvm.codegen.templates.tensors import DL_CODES
 from apq_tvm.errors import BadInput
 from apq_tvm.module import read_manifest
 from apq_tvm.types import Array
@@ -168,7 +168,7 @@ def written_calls(manifest: Mapping[str, Any], feeds: Mapping[str, Array], bits:
 
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """Type, rank and dimensions of a tensor, as the program reads them."""
-    head = struct.pack("<BBHi", TYPE_CODES[dtype.kind], 8 * dtype.itemsize, 1, len(shape))
+    head = struct.pack("<BBHi", DL_CODES[dtype.kind], 8 * dtype.itemsize, 1, len(shape))
     return head + struct.pack(f"<{len(shape)}q", *shape)
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from apq_tvm.bench.clib import TYPE_CODES
 from apq_tvm.codegen.build.library import compile_sources
 from apq_tvm.codegen.build.toolchain import Toolchain, run
 from apq_tvm.codegen.package.folder import COMMON, RUNTIME
+from apq_tvm.codegen.templates.tensors import DL_CODES
 from apq_tvm.errors import BuildError
 from apq_tvm.types import Array
 
@@ -122,7 +122,7 @@ class Batch:
             file.write(b"APQTUNE1" + struct.pack("<5i2q", self.threads, *counts, rows, columns))
             for operand in self.operands:
                 array = operand.arrays[0]
-                code, bits = TYPE_CODES[array.dtype.kind], 8 * array.dtype.itemsize
+                code, bits = DL_CODES[array.dtype.kind], 8 * array.dtype.itemsize
                 head = struct.pack("<iBBHi", operand.kind, code, bits, 1, array.ndim)
                 file.write(head + struct.pack(f"<{array.ndim}qQ", *array.shape, array.nbytes))
                 for stored in operand.arrays if operand.kind != SCRATCH else ():

@@ -14,27 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .tensors import DL_CODES, DLTensor
+
 GPU, MANAGED = 2, 13  # DLDeviceType kDLCUDA, kDLCUDAManaged
 _NAME = b"dltensor"  # of capsules that nobody has taken yet
-_CODES = {"b": 6, "i": 0, "u": 1, "f": 2, "V": 4}  # numpy kind → DLDataTypeCode; V: bfloat16
 
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class _Managed(ctypes.Structure):
-    """DLManagedTensor; it begins with a DLTensor, whose device and dtype are spelled out."""
+    """DLManagedTensor; it begins with a DLTensor."""
 
     _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("byte_offset", ctypes.c_uint64),
+        *DLTensor._fields_,
         ("manager_ctx", ctypes.c_void_p),
         ("deleter", _DELETER),
     )
@@ -102,7 +94,7 @@ class DeviceArray:
         self.address = ctypes.addressof(self._tensor)  # of its DLTensor
 
     def _described(self) -> _Managed:
-        code, bits = _CODES[self.dtype.kind], 8 * self.dtype.itemsize
+        code, bits = DL_CODES[self.dtype.kind], 8 * self.dtype.itemsize
         dims = ctypes.cast(self._dims, ctypes.c_void_p)
         head = (self._data, GPU, self.device, len(self.shape), code, bits, 1, dims, None, 0)
         return _Managed(*head, None, _deleter)
