@@ -21,25 +21,33 @@ Run = Callable[[Sequence[str]], str]
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.fixture(scope="session")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all workers."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "objects"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture(scope="session", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def compiled_once(objects: Path) -> Iterator[None]:
     """Give `compile_sources` and the simulator what the same command made before."""
     from apq_tvm.codegen.build import library
     from apq_tvm.codegen.cuda import simulator
 
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "objects"
-    folder.mkdir(exist_ok=True)
     plain = library.run, simulator.run
-    library.run, simulator.run = (_stored(run, folder) for run in plain)
+    library.run, simulator.run = (_stored(run, objects) for run in plain)
     yield
     library.run, simulator.run = plain
 
 
 def _stored(plain: Run, folder: Path) -> Run:
-    """`plain`, whose objects and images go into a folder; commands of one source alone."""
+    """`plain`, whose objects and images go into a folder; commands of one source alone, and nm."""
 
     def run(command: Sequence[str]) -> str:
+        if len(command) == 2 and Path(command[0]).name.endswith("nm"):
+            return _listed(plain, command, folder)
         sources = [word for word in command if word.endswith((".c", ".cc"))]
         if len(sources) != 1 or "-o" not in command:
             return plain(command)
@@ -49,12 +57,26 @@ def _stored(plain: Run, folder: Path) -> Run:
             output.write_bytes(stored.read_bytes())
             return ""
         printed = plain(command)
-        written = folder / f"{stored.name}.{os.getpid()}.{threading.get_ident()}"
-        written.write_bytes(output.read_bytes())
-        written.replace(stored)  # whole, for the other worker
+        _store(stored, output.read_bytes())
         return printed
 
     return run
+
+
+def _listed(plain: Run, command: Sequence[str], folder: Path) -> str:
+    """Symbols of an object, whose bytes say them wherever it lies."""
+    data = Path(command[1]).read_bytes()
+    stored = folder / hashlib.sha256(command[0].encode() + b" " + data).hexdigest()
+    if not stored.exists():
+        _store(stored, plain(command).encode())
+    return stored.read_text()
+
+
+def _store(path: Path, data: bytes) -> None:
+    """Whole, for the other worker."""
+    written = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+    written.write_bytes(data)
+    written.replace(path)
 
 
 def _key(command: Sequence[str], source: Path, output: Path) -> str:
@@ -75,19 +97,23 @@ def _stays(word: str, here: str) -> bool:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def built_once() -> Iterator[None]:
-    """Give `build_kernels` the object of the same functions for the same target."""
+def built_once(objects: Path) -> Iterator[None]:
+    """Give `build_kernels` an object for each kernel: that of the same function for the target.
+
+    Models of one family have most kernels in common, whatever else they have.
+    """
     from apq_tvm.codegen.build import kernels
 
-    plain, objects = kernels._build_object, dict[object, bytes]()
+    plain, several = kernels._build_object, kernels._KERNELS_PER_OBJECT
 
     def build(mod: Any, names: Sequence[str], target: Any, *options: Any) -> bytes:
-        functions = ((name, structural_hash(mod[name])) for name in names)
-        key = (str(target), *options, *functions)
-        if key not in objects:
-            objects[key] = plain(mod, names, target, *options)
-        return objects[key]
+        functions = [(name, structural_hash(mod[name])) for name in names]
+        key = hashlib.sha256(repr((str(target), options, functions)).encode()).hexdigest()
+        stored = objects / key
+        if not stored.exists():
+            _store(stored, plain(mod, names, target, *options))
+        return stored.read_bytes()
 
-    kernels._build_object = build
+    kernels._build_object, kernels._KERNELS_PER_OBJECT = build, 1
     yield
-    kernels._build_object = plain
+    kernels._build_object, kernels._KERNELS_PER_OBJECT = plain, several

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -45,6 +46,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """ONNX's node cases first: at the end they would keep one worker while the other has none."""
     items.sort(key=lambda item: item.path.parent.name != "node_cases")
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Nothing of what is collected becomes garbage: the collector would walk it ever anew."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was collected stays to the end, and no test's garbage is looked for there."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

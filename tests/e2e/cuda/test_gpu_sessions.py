@@ -68,14 +68,14 @@ def walk(module: Any, ids: Any) -> list[Any]:
     """Logits of a prompt in parts, steps, of what is taken back, and of a copy."""
     found = []
     with module.session(30, batch=len(ids)) as session:
-        found.append(session.prefill(ids[:, :7]))
-        found.append(session.prefill(ids[:, 7:12], last=3))
-        found += [session.step(ids[:, at]) for at in range(12, 20)]
+        found.append(session.prefill(ids[:, :9]))
+        found.append(session.prefill(ids[:, 9:14], last=3))
+        found += [session.step(ids[:, at]) for at in range(14, 18)]  # 16 keys lie side by side
         other = session.fork()
         session.rewind(5)
-        assert (session.length, other.length) == (15, 20)
-        found.append(session.prefill(ids[:, 15:25], last=10))
-        found.append(other.step(ids[:, 20]))
+        assert (session.length, other.length) == (13, 18)
+        found.append(session.prefill(ids[:, 13:23], last=10))
+        found.append(other.step(ids[:, 18]))
         session.reset()
         assert session.length == 0
         found.append(session.prefill(ids[:, :2], last=0))
@@ -124,10 +124,10 @@ def test_long_prompts_are_run_in_parts(llama: tuple[Any, Any]) -> None:
 
 def test_only_what_is_asked_for_is_copied(llama: tuple[Any, Any]) -> None:
     """Memory of runs: a session that never asked for all logits has no room for them."""
-    few, many = (llama[0].session(100) for _ in range(2))
-    few.prefill(IDS[0, :100])
-    many.prefill(IDS[0, :100], last=100)
-    more = 98 * CONFIG.vocabulary * 4
+    few, many = (llama[0].session(30) for _ in range(2))
+    few.prefill(IDS[0, :30])
+    many.prefill(IDS[0, :30], last=30)
+    more = 28 * CONFIG.vocabulary * 4
     assert many.memory()["arena"] >= few.memory()["arena"] + more
 
 
