@@ -87,9 +87,13 @@ def check_kernels(tools: Toolchain, kernels: Sequence[Path]) -> None:
         Naming the functions.
     """
     foreign = set()
-    # One file a call: for several, nm prints titles with their paths, which may spell anything.
-    symbols = [line for path in kernels for line in run([tools.nm, str(path)]).splitlines()]
-    for line in symbols:
+    if not kernels:
+        return
+    # Every line begins with its file's path, which may spell anything, a line's end too.
+    printed = run([tools.nm, "-A", *map(str, kernels)])
+    for path in kernels:
+        printed = printed.replace(f"{path}:", "")
+    for line in printed.splitlines():
         kind, symbol = line.split()[-2:]
         own = symbol in _PROVIDED or (kind in "TtW" and symbol.startswith("__tvm_ffi_"))
         if ("TVM" in symbol or "tvm" in symbol) and kind in "UVWvw" and not own:

@@ -48,11 +48,15 @@ def serve(
 
 
 def compile_c_once(folder: Path) -> None:
-    """Keep objects of C sources on disk, for all processes; without optimization, for speed."""
+    """Keep objects of C sources on disk, for all processes; without optimization, for speed.
+
+    Images for the simulated GPU without it too: a kernel runs for less time than g++ would take.
+    """
     from apq_tvm.codegen.build import library
+    from apq_tvm.codegen.cuda import simulator
     from apq_tvm.codegen.package.folder import COMMON
 
-    plain = library.run
+    plain, image = library.run, simulator.run
 
     def run(command: Sequence[str]) -> str:
         if "-c" not in command:
@@ -72,6 +76,7 @@ def compile_c_once(folder: Path) -> None:
         return ""
 
     library.run = run
+    simulator.run = lambda command: image([word.replace("-O1", "-O0") for word in command])
 
 
 def imported(case: Case) -> Outcome:

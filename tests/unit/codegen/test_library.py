@@ -18,8 +18,8 @@ def tools() -> Toolchain:
 
 
 def build(tools: Toolchain, folder: Path, *callees: str) -> list[Path]:
-    """One object file a called function, in a folder whose name spells TVM's."""
-    folder = folder / "apq.5d2tvmv3"
+    """One object file a called function, in a folder whose name spells TVM's, and lines of nm."""
+    folder = folder / "apq.5d2tvmv3\n U TVMother: b"
     folder.mkdir()
     objects = []
     for callee in callees:
@@ -34,6 +34,10 @@ def build(tools: Toolchain, folder: Path, *callees: str) -> list[Path]:
 
 def test_what_the_module_provides(tools: Toolchain, tmp_path: Path) -> None:
     check_kernels(tools, build(tools, tmp_path, "__TVMBackendParallelLaunch", "expf"))
+
+
+def test_no_kernels_call_nothing(tools: Toolchain) -> None:
+    check_kernels(tools, [])
 
 
 def test_runtime_functions_are_named(tools: Toolchain, tmp_path: Path) -> None:
