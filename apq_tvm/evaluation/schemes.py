@@ -41,6 +41,8 @@ class SchemeEvaluator:
     vocabulary : bool
         Give heads and tables of a vocabulary 6 bits at least, as `apq_tvm.compile` does; False
         gives every layer the scheme.
+    kv : str
+        As of `Simulation`; the float model's caches are floats.
     keep : bool
         Keep the float model's outputs for the next scheme, in a temporary folder.
     progress : Progress, optional
@@ -65,12 +67,14 @@ class SchemeEvaluator:
         layers: bool = True,
         activations: bool = True,
         vocabulary: bool = False,
+        kv: str = "f32",
         keep: bool = True,
         progress: Progress | None = None,
     ) -> None:
         self.model, self.progress = model, progress or Silent()
         self.tensor_types = dict(tensor_types or {})
         self.layers, self.activations, self.vocabulary = layers, activations, vocabulary
+        self.kv = kv
         self.calls = read_calls(inputs, model.inputs, rows, language)
         self.file: Any = None
         if calibration is not None:
@@ -150,7 +154,7 @@ class SchemeEvaluator:
         if not quantized.layers:
             raise BadScheme(f"{scheme} quantizes no layer of {self.model.name}")
         middle = time.perf_counter()
-        simulation = Simulation(quantized, bits, self.activations)
+        simulation = Simulation(quantized, bits, self.activations, self.kv)
         summary = self.reference.compare(simulation.run, self.progress, scheme)
         del simulation
         layers: list[dict[str, Any]] = []

@@ -13,6 +13,7 @@ from apq_tvm.bench.module_program import ModuleProgram
 from apq_tvm.formats import FAMILIES, dequantize, parse_scheme
 from tests.e2e.arm.arm_module import needs_qemu
 from tests.onnx_models import build, save
+from tests.simulated import limit, product, relative, rounds
 
 N, K = 36, 336  # no unit, group or super-block divides both
 INTEGERS = ("W2A8g64", "W3zA8g32", "W4A8g32", "W4zA8tg64", "W8A8", "W4A4g32", "W4A16g32", "float")
@@ -28,7 +29,7 @@ pytestmark = needs_qemu
 
 @pytest.mark.all_cases
 @pytest.mark.parametrize("target,cpu", (("graviton3", "max"), ("cortex-a53", "cortex-a53")))
-def test_layers_compute_their_decoded_weights(target: str, cpu: str, tmp_path: Path) -> None:
+def test_layers_compute_what_is_simulated(target: str, cpu: str, tmp_path: Path) -> None:
     schemes = (*INTEGERS, *(name for pair in PAIRS for name in pair))
     if target != "graviton3":  # kernels of other thirds have tests of their own
         schemes = schemes[1::3]
@@ -54,5 +55,4 @@ def test_layers_compute_their_decoded_weights(target: str, cpu: str, tmp_path: P
             entries = layers[f"n_y{i}"]["kernels"]
             kernel = next(k["kernel"] for k in entries[::-1] if k["m_min"] <= rows)
             error = relative(results[f"y{i}"], product(x, decoded, scheme, rounds(kernel)))
-            print(target, name, rows, kernel, error)
             assert error < limit(scheme, rounds(kernel)), f"{name} with {rows} rows: {error}"
