@@ -1,4 +1,4 @@
-"""Caches of keys and values as sessions keep them, in a graph: nodes that round what attention reads.
+"""Caches of keys and values as sessions keep them: nodes that round what attention reads.
 
 A session in int8 stores each head of a token with one scale (`apq_tvm.ops.graph.coded_cache`), and
 attention rounds its queries in the same way where the device multiplies int8

@@ -13,6 +13,7 @@ from apq_tvm.evaluation.layers import layer_errors
 from apq_tvm.evaluation.simulate import Simulation
 from apq_tvm.formats.scheme import parse_at, parse_scheme
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.quantizers.inputs.cache_balance import balanced
 from apq_tvm.quantizers.stored import storage
 from apq_tvm.quantizers.vocabulary import vocabulary_types
 from apq_tvm.types import AnyPath, ImportedModel, QuantizedModel
@@ -109,10 +110,13 @@ class SchemeEvaluator:
                 if method == "learned":
                     options["learned"] = _learned(self.file)
             first: dict[str, str] = {}
+            model = self.model
+            if self.file is not None and self.kv == "i8" and method != "learned":
+                model, _ = balanced(model, self.file.extra)
             if self.vocabulary and method != "learned":
                 first = vocabulary_types(self.model, parse_scheme(scheme))
             quantized = quantize(
-                self.model,
+                model,
                 scheme,
                 {**first, **self.tensor_types},
                 progress=self.progress,
