@@ -161,6 +161,8 @@ def _print_summary(output: Path, report: Mapping[str, Any]) -> None:
             f"learned {report['learned']} layers as {report['scheme']} in "
             f"{report['learn_seconds']} s; use them with compile --method learned"
         )
+    for attention, text in report.get("caches", {}).items():
+        say(f"{attention}: {text}")
     say(
         f"{output}: {report['layers']} layers on {report['samples']} samples, {report['rows']} "
         f"rows; sensitivity: {report['sensitivity']}; {report['seconds']} s"

@@ -11,14 +11,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tiny_llama import CONFIG, load  # noqa: E402
+from tiny_llama import CONFIG, load, write  # noqa: E402
 
+from apq_tvm.calibrate import calibrate  # noqa: E402
 from apq_tvm.errors import BadInput  # noqa: E402
+from apq_tvm.evaluate import evaluate_scheme  # noqa: E402
 from apq_tvm.evaluation.cache_balance import _shared, find_balance  # noqa: E402
 from apq_tvm.evaluation.caches import with_caches  # noqa: E402
 from apq_tvm.evaluation.simulate import Simulation  # noqa: E402
 from apq_tvm.progress import Silent  # noqa: E402
-from apq_tvm.quantizers.inputs.cache_balance import balanced  # noqa: E402
+from apq_tvm.quantizers.guided import Guidance, quantize_guided  # noqa: E402
+from apq_tvm.quantizers.inputs.cache_balance import NOTE, balanced  # noqa: E402
+from apq_tvm.quantizers.inputs.calibration_file import read  # noqa: E402
 from apq_tvm.types import ImportedModel, QuantizedModel  # noqa: E402
 from tests.simulated import relative  # noqa: E402
 
@@ -74,3 +78,24 @@ def test_what_is_refused_and_left(tmp_path: Path) -> None:
 def test_mixed_channels_share_the_larger(pairing: str) -> None:
     found = _shared(torch.tensor([[1.0, 4.0, 3.0, 2.0]]), pairing)
     assert found.tolist() == [[3, 4, 3, 4] if pairing == "halves" else [4, 4, 3, 3]]
+
+
+def test_from_calibration_to_eval(tmp_path: Path) -> None:
+    """A file keeps factors, `eval` applies them; of other caches there are none."""
+    np.savez(tmp_path / "in.npz", **CALLS[0])
+    model = tmp_path / "tiny.onnx"
+    write(tmp_path)
+    for kv in ("f32", "i8"):
+        report = calibrate(model, tmp_path / "in.npz", tmp_path / kv, hessian=False, kv=kv)
+        assert ("caches" in report) == (kv == "i8")
+    factors = read(tmp_path / "i8").extra
+    assert all(name.startswith("caches.") for name in factors)
+    made = quantize_guided(load(tmp_path), None, {}, Guidance(tmp_path / "i8"), kv="i8")
+    assert {k for k, note in made.notes.items() if NOTE in note} == {n[7:] for n in factors}
+    errors = {
+        kv: evaluate_scheme(
+            model, "W8A8", tmp_path / "in.npz", calibration=tmp_path / "i8", kv=kv, layers=False
+        )["outputs"]["logits"]["relative_error"]
+        for kv in ("f32", "f16", "i8")
+    }
+    assert errors["f32"] != errors["i8"] < 2 * errors["f32"]
