@@ -277,7 +277,7 @@ def _error(both: Sequence[tuple[Tensor, Tensor]], scale: Tensor, part: int) -> f
         found = _rounded(some * scale[None, :, None, None]) @ codes
         error += float((found - exact).square().sum())
         whole += float(exact.square().sum())
-    return (error / max(whole, 1e-30)) ** 0.5
+    return float((error / max(whole, 1e-30)) ** 0.5)
 
 
 def _rounded(x: Tensor) -> Tensor:

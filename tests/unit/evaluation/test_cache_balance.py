@@ -11,7 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tiny_llama import CONFIG, load, write  # noqa: E402
+import smollm2  # noqa: E402
+from tiny_llama import CONFIG, load, weights  # noqa: E402
 
 from apq_tvm.calibrate import calibrate  # noqa: E402
 from apq_tvm.errors import BadInput  # noqa: E402
@@ -19,6 +20,7 @@ from apq_tvm.evaluate import evaluate_scheme  # noqa: E402
 from apq_tvm.evaluation.cache_balance import _shared, find_balance  # noqa: E402
 from apq_tvm.evaluation.caches import with_caches  # noqa: E402
 from apq_tvm.evaluation.simulate import Simulation  # noqa: E402
+from apq_tvm.onnx_import import import_onnx  # noqa: E402
 from apq_tvm.progress import Silent  # noqa: E402
 from apq_tvm.quantizers.guided import Guidance, quantize_guided  # noqa: E402
 from apq_tvm.quantizers.inputs.cache_balance import NOTE, balanced  # noqa: E402
@@ -83,14 +85,16 @@ def test_mixed_channels_share_the_larger(pairing: str) -> None:
 def test_from_calibration_to_eval(tmp_path: Path) -> None:
     """A file keeps factors, `eval` applies them; of other caches there are none."""
     np.savez(tmp_path / "in.npz", **CALLS[0])
+    unequal, half = weights(), CONFIG.head_width // 2
+    unequal["model.layers.0.self_attn.k_proj.weight"][[1, 1 + half]] *= 30
     model = tmp_path / "tiny.onnx"
-    write(tmp_path)
+    model.write_bytes(smollm2.build(CONFIG, unequal).SerializeToString())
     for kv in ("f32", "i8"):
         report = calibrate(model, tmp_path / "in.npz", tmp_path / kv, hessian=False, kv=kv)
         assert ("caches" in report) == (kv == "i8")
     factors = read(tmp_path / "i8").extra
-    assert all(name.startswith("caches.") for name in factors)
-    made = quantize_guided(load(tmp_path), None, {}, Guidance(tmp_path / "i8"), kv="i8")
+    assert factors and all(name.startswith("caches.") for name in factors)
+    made = quantize_guided(import_onnx(model), "W8A8", {}, Guidance(tmp_path / "i8"), kv="i8")
     assert {k for k, note in made.notes.items() if NOTE in note} == {n[7:] for n in factors}
     errors = {
         kv: evaluate_scheme(
