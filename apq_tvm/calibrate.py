@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 NSAMPLES = 128
 """Batch entries used unless told otherwise, as in GPTQ and ABQ-LLM."""
 
+BALANCE_TOKENS = 2048
+"""Of queries and keys, to balance them by."""
+
 SAVE_SECONDS = 60.0
 """Between two saves of an unfinished run; Ctrl-C saves as well."""
 
@@ -43,6 +46,7 @@ def calibrate(
     force: bool = False,
     reuse: bool = False,
     dims: DimSizes | None = None,
+    kv: str = "f32",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Collect statistics of a model's linear layers on inputs.
@@ -72,12 +76,16 @@ def calibrate(
         Take an existing output of the same model, inputs and options for the result.
     dims : mapping of str to int or (int, int), optional
         As `apq_tvm.compile` takes it.
+    kv : str
+        Caches of the sessions to come: of ``"i8"`` queries and keys are balanced where that lowers
+        the error of scores (`apq_tvm.evaluation.cache_balance`).
     progress : Progress, optional
 
     Returns
     -------
     dict
-        ``output``, ``layers``, ``samples``, ``rows``, ``sensitivity``, ``seconds``, ``resumed``.
+        ``output``, ``layers``, ``samples``, ``rows``, ``sensitivity``, ``seconds``, ``resumed``;
+        of int8 caches ``caches``, by attention what was chosen.
 
     Raises
     ------
@@ -100,16 +108,38 @@ def calibrate(
     digest = hashlib.sha256(Path(inputs).read_bytes()).hexdigest()
     run = {"sha256": imported.sha256, "inputs": digest, "samples": count, "rows": rows}
     run |= {"hessian": hessian, "fisher": fisher, "weigh": weigh}
+    run |= {} if kv == "f32" else {"kv": kv}
     if reuse and output.exists():
         known = load(output, imported)
         if known.notes.get("run") == json.dumps(run):
             return _report(output, known, started, 0)
     partial = output.with_name(f"{output.name}.partial")
     state, resumed = _collect(imported, calls, partial, run, progress)
-    file = CalibrationFile(finish(imported, state), {}, {"run": json.dumps(run)})
+    extra, caches = _caches(imported, calls, kv, progress)
+    file = CalibrationFile(finish(imported, state), extra, {"run": json.dumps(run), **caches})
     save(output, file)
     partial.unlink(missing_ok=True)
     return _report(output, file, started, resumed)
+
+
+def _caches(
+    model: ImportedModel, calls: Sequence[Batch], kv: str, progress: Progress
+) -> tuple[dict[str, Array], dict[str, str]]:
+    """Factors that balance queries and keys, and a note of what was chosen; of int8 caches."""
+    from apq_tvm.sessions import cache_type
+
+    if cache_type(kv) != "int8":
+        return {}, {}
+    from apq_tvm.evaluation.cache_balance import find_balance
+
+    some, tokens = list[Batch](), 0
+    for call in calls:  # queries and keys of all layers at once would be large
+        some.append(call)
+        tokens += max((a.size for a in call.values() if a.ndim == 2), default=0)
+        if tokens >= BALANCE_TOKENS:
+            break
+    factors, notes = find_balance(model, some, progress)
+    return factors, {"caches": json.dumps(notes)}
 
 
 def _collect(
@@ -140,7 +170,9 @@ def _collect(
 
 def _report(output: AnyPath, file: CalibrationFile, started: float, resumed: int) -> dict[str, Any]:
     layers = file.calibration.layers
+    caches = {"caches": json.loads(file.notes["caches"])} if "caches" in file.notes else {}
     return {
+        **caches,
         "output": str(output),
         "layers": len(layers),
         "samples": json.loads(file.notes.get("run", "{}")).get("samples", 0),

@@ -115,6 +115,7 @@ def evaluate_scheme(
     dims: DimSizes | None = None,
     codes: AnyPath | None = None,
     layers: bool = True,
+    kv: str = "f32",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Compare a scheme with the float model, without compiling.
@@ -141,6 +142,8 @@ def evaluate_scheme(
         As of `apq_tvm.Guidance`; the float model is then what the codes mean.
     layers : bool
         Measure the errors of every layer too.
+    kv : str
+        What a session's caches hold, ``"f32"``, ``"f16"`` or ``"i8"``: attention reads them so.
 
     Returns
     -------
@@ -171,6 +174,7 @@ def evaluate_scheme(
         tensor_types=tensor_types,
         layers=layers,
         vocabulary=True,
+        kv=kv,
         keep=False,
         progress=progress,
     ) as evaluator:

@@ -78,7 +78,7 @@ def plan(
         imported = import_onnx(model, dims)
     stopwatch.lap("import")
     quantized = quantize_guided(
-        imported, scheme, tensor_types or {}, guidance or Guidance(), search, progress
+        imported, scheme, tensor_types or {}, guidance or Guidance(), search, progress, kv
     )
     stopwatch.lap("quantize")
     quantized = _joined(quantized, profile, kv)

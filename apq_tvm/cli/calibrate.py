@@ -58,6 +58,10 @@ Rate = Annotated[
     float | None,
     typer.Option(min=1e-6, help="Learning rate of distill; by default 0.001, relative."),
 ]
+Caches = Annotated[
+    str,
+    typer.Option("--kv", help="i8: balance queries and keys for sessions whose caches are int8."),
+]
 Rows = Annotated[int, typer.Option(min=1, help="Batch entries per call, and per step of --learn.")]
 
 
@@ -79,6 +83,7 @@ def calibrate_command(
     epochs: Epochs = None,
     rate: Rate = None,
     rows: Rows = 4,
+    kv: Caches = "f32",
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -92,6 +97,10 @@ def calibrate_command(
 
     if (learn is None) != (scheme is None):
         raise typer.BadParameter("--learn and --scheme go together", param_hint="--learn")
+    if kv != "f32" and learn is not None:
+        raise typer.BadParameter(
+            "--kv balances rows, which --learn would not know of", param_hint="--kv"
+        )
     if known is not None and learn is None:
         raise typer.BadParameter("--statistics goes with --learn", param_hint="--statistics")
     dims = parse_dims(dim or [])
@@ -115,6 +124,7 @@ def calibrate_command(
             force=force,
             reuse=learn is not None,
             dims=dims,
+            kv=kv,
             progress=progress,
         )
     )
@@ -151,6 +161,8 @@ def _print_summary(output: Path, report: Mapping[str, Any]) -> None:
             f"learned {report['learned']} layers as {report['scheme']} in "
             f"{report['learn_seconds']} s; use them with compile --method learned"
         )
+    for attention, text in report.get("caches", {}).items():
+        say(f"{attention}: {text}")
     say(
         f"{output}: {report['layers']} layers on {report['samples']} samples, {report['rows']} "
         f"rows; sensitivity: {report['sensitivity']}; {report['seconds']} s"

@@ -72,6 +72,9 @@ def evaluate(
     tensor_type: TensorType = None,
     dim: Dim = None,
     rows: Rows = 32,
+    kv: Annotated[
+        str, typer.Option("--kv", help="With --scheme: caches of a session: f32, f16, i8.")
+    ] = "f32",
     json: Json = False,
 ) -> None:
     """Compare a module, or a scheme, with the float model.
@@ -98,6 +101,7 @@ def evaluate(
             codes=codes,
             tensor_types=parse_tensor_types(tensor_type or []),
             dims=parse_dims(dim or []),
+            kv=kv,
             progress=Bars(),
         )
     else:
@@ -106,9 +110,10 @@ def evaluate(
                 f"compare {what} with what? Say --against MODEL.onnx for a compiled module, or "
                 "--scheme SCHEME to try one on an ONNX file"
             )
-        if calibration or codes or tensor_type or dim or method != "rtn":
+        if calibration or codes or tensor_type or dim or method != "rtn" or kv != "f32":
             raise BadInput(
-                "--method, --calibration, --codes, --tensor-type and --dim go with --scheme only"
+                "--method, --calibration, --codes, --tensor-type, --dim and --kv go with --scheme "
+                "only"
             )
         report = evaluation.evaluate(
             what, against, inputs, rows=rows, language=language, bits=bits, progress=Bars()

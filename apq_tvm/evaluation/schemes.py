@@ -13,6 +13,7 @@ from apq_tvm.evaluation.layers import layer_errors
 from apq_tvm.evaluation.simulate import Simulation
 from apq_tvm.formats.scheme import parse_at, parse_scheme
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.quantizers.inputs.cache_balance import balanced
 from apq_tvm.quantizers.stored import storage
 from apq_tvm.quantizers.vocabulary import vocabulary_types
 from apq_tvm.types import AnyPath, ImportedModel, QuantizedModel
@@ -41,6 +42,8 @@ class SchemeEvaluator:
     vocabulary : bool
         Give heads and tables of a vocabulary 6 bits at least, as `apq_tvm.compile` does; False
         gives every layer the scheme.
+    kv : str
+        As of `Simulation`; the float model's caches are floats.
     keep : bool
         Keep the float model's outputs for the next scheme, in a temporary folder.
     progress : Progress, optional
@@ -65,12 +68,14 @@ class SchemeEvaluator:
         layers: bool = True,
         activations: bool = True,
         vocabulary: bool = False,
+        kv: str = "f32",
         keep: bool = True,
         progress: Progress | None = None,
     ) -> None:
         self.model, self.progress = model, progress or Silent()
         self.tensor_types = dict(tensor_types or {})
         self.layers, self.activations, self.vocabulary = layers, activations, vocabulary
+        self.kv = kv
         self.calls = read_calls(inputs, model.inputs, rows, language)
         self.file: Any = None
         if calibration is not None:
@@ -105,10 +110,13 @@ class SchemeEvaluator:
                 if method == "learned":
                     options["learned"] = _learned(self.file)
             first: dict[str, str] = {}
+            model = self.model
+            if self.file is not None and self.kv == "i8" and method != "learned":
+                model, _ = balanced(model, self.file.extra)
             if self.vocabulary and method != "learned":
                 first = vocabulary_types(self.model, parse_scheme(scheme))
             quantized = quantize(
-                self.model,
+                model,
                 scheme,
                 {**first, **self.tensor_types},
                 progress=self.progress,
@@ -150,7 +158,7 @@ class SchemeEvaluator:
         if not quantized.layers:
             raise BadScheme(f"{scheme} quantizes no layer of {self.model.name}")
         middle = time.perf_counter()
-        simulation = Simulation(quantized, bits, self.activations)
+        simulation = Simulation(quantized, bits, self.activations, self.kv)
         summary = self.reference.compare(simulation.run, self.progress, scheme)
         del simulation
         layers: list[dict[str, Any]] = []

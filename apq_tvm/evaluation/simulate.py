@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from apq_tvm.errors import BadInput
+from apq_tvm.evaluation.caches import with_caches
 from apq_tvm.formats import dequantize
 from apq_tvm.types import (
     WEIGHT_INPUT,
@@ -69,19 +70,30 @@ class Simulation:
         Width of any-precision layers; 0 for the widest.
     activations : bool
         Round activations where the scheme says so.
+    kv : str
+        What a session's caches hold: ``"f32"``, ``"f16"`` or ``"i8"``
+        (`apq_tvm.evaluation.caches`).
 
     Raises
     ------
+    BadInput
+        The model has no attention that would read caches, and `kv` is not ``"f32"``.
     MissingPackage
         torch is not installed.
     UnsupportedModel
         An operator has no meaning in torch.
     """
 
-    def __init__(self, quantized: QuantizedModel, bits: int = 0, activations: bool = True) -> None:
+    def __init__(
+        self,
+        quantized: QuantizedModel,
+        bits: int = 0,
+        activations: bool = True,
+        kv: str = "f32",
+    ) -> None:
         from apq_tvm.quantizers.torch.graph import TorchGraph
 
-        self.graph = TorchGraph(decoded_model(quantized, bits))
+        self.graph = TorchGraph(with_caches(decoded_model(quantized, bits), kv))
         self.schemes = {
             name: quantized.tensors[key].scheme for name, key in quantized.layers.items()
         }

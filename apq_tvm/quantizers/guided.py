@@ -19,6 +19,7 @@ from apq_tvm.quantizers.budget import (
     stored_bits,
 )
 from apq_tvm.quantizers.codebook_file import load_codebooks
+from apq_tvm.quantizers.inputs.cache_balance import balanced
 from apq_tvm.quantizers.inputs.calibration_file import load
 from apq_tvm.quantizers.learn.learned import Learned, from_arrays
 from apq_tvm.quantizers.plan import planned_layers, quantize, ruled_layers, scheme_of_layers
@@ -74,6 +75,7 @@ def quantize_guided(
     guidance: Guidance,
     search: bool = True,
     progress: Progress | None = None,
+    kv: str = "f32",
 ) -> QuantizedModel:
     """Quantize a model as a calibration file and a budget say.
 
@@ -84,6 +86,8 @@ def quantize_guided(
         See `quantize`. With a budget `scheme` says how activations are quantized and whether
         weights have zero points; layers and tables that `tensor_types` names are not chosen for.
     guidance : Guidance
+    kv : str
+        Caches of a session; of ``"i8"`` queries and keys are balanced as the calibration file says.
 
     Returns
     -------
@@ -107,6 +111,9 @@ def quantize_guided(
     if guidance.calibration is not None:
         file = load(guidance.calibration, model)
         calibration, learned = file.calibration, from_arrays(file.extra, file.notes)
+        # Codes that are made already are those of other rows.
+        if kv == "i8" and guidance.method != "learned" and guidance.codes is None:
+            model, missing = balanced(model, file.extra)
     plan: BudgetPlan | None = None
     first: dict[str, str] = {}
     if guidance.target_bpw is not None:

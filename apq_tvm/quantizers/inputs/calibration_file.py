@@ -1,7 +1,8 @@
 """Calibration files: safetensors with the statistics of every linear layer, and of which model.
 
 ``x.<node>.square`` and its like hold statistics, once for layers that share them, ``fisher.<node>``
-Fisher information, ``learned.*`` what `apq_tvm.quantizers.learn.learned` keeps. The metadata name
+Fisher information, ``learned.*`` what `apq_tvm.quantizers.learn.learned` keeps, ``caches.*`` what
+`apq_tvm.quantizers.inputs.cache_balance` multiplies by. The metadata name
 the model by its sha256, the layers and whose statistics they have, and what their sensitivity is.
 Nothing in it is executable.
 """
@@ -22,6 +23,9 @@ from apq_tvm.types import AnyPath, Array, Calibration, ImportedModel, LayerStats
 
 VERSION = "1"
 
+KEPT = ("learned.", "caches.")
+"""Of what others keep in a file: `CalibrationFile.extra`."""
+
 
 @dataclass(frozen=True)
 class CalibrationFile:
@@ -31,7 +35,7 @@ class CalibrationFile:
     ----------
     calibration : Calibration
     extra : mapping of str to ndarray
-        Arrays whose names start with ``learned.``.
+        Arrays whose names start with ``learned.`` or ``caches.``.
     notes : mapping of str to str
         Metadata of `extra` and of how the file was made.
     """
@@ -159,7 +163,7 @@ def read(path: AnyPath) -> CalibrationFile:
         calibration = Calibration(stats, metadata["sha256"], metadata["sensitivity"], tables)
     except (KeyError, ValueError, TypeError) as error:
         raise BadInput(f"{path} is damaged: {error!r} is missing or wrong; make it anew") from error
-    extra = {name: array for name, array in arrays.items() if name.startswith("learned.")}
+    extra = {name: array for name, array in arrays.items() if name.startswith(KEPT)}
     return CalibrationFile(calibration, extra, metadata)
 
 

@@ -211,6 +211,15 @@ def _constant_of_shape(attrs: Attrs, shape: Tensor) -> Tensor:
     return torch.full(_ints(shape), value.item(), dtype=dtype_named(value.dtype.name))
 
 
+def _round_cache(attrs: Attrs, x: Tensor) -> Tensor:
+    """What a cache of a type holds: of int8 with one scale along an axis."""
+    if attrs["dtype"] != "int8":
+        return x.to(dtype_named(attrs["dtype"])).to(x.dtype)
+    top = x.abs().amax(attrs["axis"], keepdim=True)
+    inverse = torch.where(top < 2.0**-100, 0.0, 127 / top)
+    return (x * inverse).round().clamp(-127, 127) * (top / 127)
+
+
 def _append_cache(attrs: Attrs, past: Tensor, new: Tensor, start: Tensor) -> Tensor:
     """Keys or values [B, S, N, H] put into a cache [B, N, T, H], each sequence at its own start."""
     whole = new.new_zeros(attrs["shape"])
@@ -277,6 +286,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "apq.Activation": lambda attrs, x: ACTIVATIONS[attrs["activation"]](x),
     "apq.Depthwise": _depthwise,
     "apq.AppendCache": _append_cache,
+    "apq.RoundCache": _round_cache,
     "apq.Embedding": _embedding,
     "apq.MatMul": _matmul,
     "apq.Softmax": _softmax_scaled,

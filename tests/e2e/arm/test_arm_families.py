@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from apq_tvm.bench.module_program import ModuleProgram
 from apq_tvm.formats import FAMILIES, dequantize, parse_scheme
 from tests.e2e.arm.arm_module import needs_qemu
 from tests.onnx_models import build, save
+from tests.simulated import limit, product, relative, rounds
 
 N, K = 36, 336  # no unit, group or super-block divides both
 INTEGERS = ("W2A8g64", "W3zA8g32", "W4A8g32", "W4zA8tg64", "W8A8", "W4A4g32", "W4A16g32", "float")
@@ -21,14 +23,13 @@ FEW = {f.name: (f.examples[0], f.examples[-1]) for f in FAMILIES} | {
 }
 PAIRS = [FEW[family.name] for family in FAMILIES if family.name != "int"]
 ROWS = (1, 5, 9)
-A8_ERROR, FLOAT_ERROR = 0.03, 1e-5  # as in test_families.py
 
 pytestmark = needs_qemu
 
 
 @pytest.mark.all_cases
 @pytest.mark.parametrize("target,cpu", (("graviton3", "max"), ("cortex-a53", "cortex-a53")))
-def test_layers_compute_their_decoded_weights(target: str, cpu: str, tmp_path: Path) -> None:
+def test_layers_compute_what_is_simulated(target: str, cpu: str, tmp_path: Path) -> None:
     schemes = (*INTEGERS, *(name for pair in PAIRS for name in pair))
     if target != "graviton3":  # kernels of other thirds have tests of their own
         schemes = schemes[1::3]
@@ -41,17 +42,17 @@ def test_layers_compute_their_decoded_weights(target: str, cpu: str, tmp_path: P
     plan = pipeline.plan(save(model, tmp_path), target=target, tensor_types=types, search=False)
     pipeline.build(plan, tmp_path / "families")
     module = ModuleProgram(tmp_path / "families", tmp_path)
+    manifest = json.loads((tmp_path / "families" / "manifest.json").read_text())
+    layers = {layer["name"]: layer for layer in manifest["layers"]}
     for rows in ROWS:
         x = rng.standard_normal((rows, K)).astype(np.float32)
         results = module.run({"x": x}, cpu)
         for i, name in enumerate(schemes):
             scheme = parse_scheme(name)
-            decoded, limit = weights[f"w{i}"].T, FLOAT_ERROR
+            decoded = weights[f"w{i}"].T
             if scheme is not None:
                 decoded = dequantize(plan.quantized.tensors[plan.quantized.layers[f"n_y{i}"]], 0)
-                if scheme.integer_acts:
-                    limit = A8_ERROR * 127 / (2 ** (scheme.act_bits - 1) - 1)
-            wanted = x.astype(np.float64) @ decoded.T.astype(np.float64)
-            error = results[f"y{i}"] - wanted
-            relative = np.sqrt((error**2).mean() / (wanted**2).mean())
-            assert relative < limit, f"{name} with {rows} rows"
+            entries = layers[f"n_y{i}"]["kernels"]
+            kernel = next(k["kernel"] for k in entries[::-1] if k["m_min"] <= rows)
+            error = relative(results[f"y{i}"], product(x, decoded, scheme, rounds(kernel)))
+            assert error < limit(scheme, rounds(kernel)), f"{name} with {rows} rows: {error}"

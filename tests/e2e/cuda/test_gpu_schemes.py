@@ -1,4 +1,4 @@
-"""Layers of every kind of scheme on a simulated GPU, against their decoded weights."""
+"""Layers of every kind of scheme on a simulated GPU, against what torch simulates."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from apq_tvm.formats import FAMILIES, dequantize
 from apq_tvm.formats.scheme import parse_scheme
 from apq_tvm.module import load_module
 from tests.onnx_models import build, save
+from tests.simulated import limit, product, relative, rounds
 
 N, K = 70, 336  # neither divides by a fragment, a unit of 32 or a group
 INTEGERS = (
@@ -25,7 +26,6 @@ OTHERS = ("W2A8g16", "W4A1g32", "W3A16g64", "float")
 FAMILY_EXAMPLES = tuple(f.examples[0] for f in FAMILIES if f.name not in ("int", "anyprec"))
 ROWS = (1, 2, 8, 9, 33)
 
-A8_ERROR, FLOAT_ERROR = 0.02, 1e-5  # as in tests/e2e/layers/test_schemes.py
 SCHEMES = {
     "rtx-3090": (*INTEGERS, *OTHERS, *FAMILY_EXAMPLES),
     "rtx-2080": ("W4A8g32", "W8A8"),  # whose mma is another one: by the generic kernel
@@ -55,7 +55,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_every_layer_computes_its_decoded_weights(
+def test_every_layer_computes_what_is_simulated(
     compiled: Path, rows: int, gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded = np.load(compiled / "decoded.npz")
@@ -65,14 +65,13 @@ def test_every_layer_computes_its_decoded_weights(
     x = np.random.default_rng(rows).standard_normal((rows, K)).astype(np.float32)
     outputs = module.run(x=x)
     wrong = []
+    layers = {layer["name"]: layer for layer in manifest["layers"]}
     for i, name in enumerate(decoded["schemes"]):
         scheme = parse_scheme(str(name))
-        wanted = x.astype(np.float64) @ decoded[f"w{i}"].astype(np.float64)
-        error = outputs[f"y{i}"] - decoded[f"b{i}"] - wanted
-        relative = np.sqrt((error**2).mean() / (wanted**2).mean())
-        limit = FLOAT_ERROR
-        if scheme is not None and scheme.integer_acts:
-            limit = A8_ERROR * 127 / max(1, 2 ** (scheme.act_bits - 1) - 1)
-        if not relative < limit:
-            wrong.append((str(name), relative))
+        entries = layers[f"n_m{i}"]["kernels"]
+        kernel = next(k["kernel"] for k in entries[::-1] if k["m_min"] <= rows)
+        wanted = product(x, decoded[f"w{i}"].T, scheme, rounds(kernel))
+        error = relative(outputs[f"y{i}"] - decoded[f"b{i}"], wanted)
+        if not error < limit(scheme, rounds(kernel)):
+            wrong.append((str(name), kernel, error))
     assert not wrong

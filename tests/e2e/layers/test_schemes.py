@@ -1,4 +1,4 @@
-"""One module whose layers each have a scheme of their own, against their decoded weights."""
+"""One module whose layers each have a scheme of their own, against the simulation."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from apq_tvm.formats import dequantize
 from apq_tvm.formats.scheme import parse_scheme
 from apq_tvm.module import load_module
 from tests.onnx_models import build, save
+from tests.simulated import limit, product, relative
 
 N, K = 70, 100  # neither divides by a vector, a unit of 32 or a group
 SCHEMES = (
@@ -20,11 +21,6 @@ SCHEMES = (
     "W3A16g64", "W4zA32g16", "W8A16", "float",
 )  # fmt: skip
 ROWS = (1, 2, 3, 4, 5, 9, 40)
-
-# int8 activations are off by up to half a step of 1/127 of a group's maximum; the root mean square
-# over K terms is well below that.
-A8_ERROR, FLOAT_ERROR = 0.02, 1e-5
-
 
 FEW = ("W3zA8g64", "W4A8g32", "W4A8tg64", "W8A8", "W4A4g32", "W2A2g64", "W3A16g64", "float")
 """What `make test` compiles: of widths, groups, activations and zero points each kind."""
@@ -62,23 +58,34 @@ def compiled(schemes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
-@pytest.mark.parametrize("rows", ROWS)
-def test_every_layer_computes_its_decoded_weights(
-    compiled: Path, schemes: tuple[str, ...], rows: int
-) -> None:
+def wrong_layers(
+    compiled: Path, schemes: tuple[str, ...], rows: int, scales: float = 1.0
+) -> list[str]:
+    """Which layers leave the simulation's bounds, with their scales times something."""
     module = load_module(compiled / "mixed")
     decoded = np.load(compiled / "decoded.npz")
     x = np.random.default_rng(rows).standard_normal((rows, K)).astype(np.float32)
-    outputs = module.run(x=x)
+    outputs, wrong = module.run(x=x), []
     for i, name in enumerate(schemes):
         scheme = parse_scheme(name)
-        wanted = x.astype(np.float64) @ decoded[f"w{i}"].astype(np.float64)
-        error = outputs[f"y{i}"] - decoded[f"b{i}"] - wanted
-        relative = np.sqrt((error**2).mean() / (wanted**2).mean())
-        limit = FLOAT_ERROR
-        if scheme is not None and scheme.integer_acts:
-            limit = A8_ERROR * 127 / (2 ** (scheme.act_bits - 1) - 1)
-        assert relative < limit, f"{name} at {rows} rows"
+        found = scales * (outputs[f"y{i}"] - decoded[f"b{i}"])
+        error = relative(found, product(x, decoded[f"w{i}"].T, scheme))
+        if not error < limit(scheme):
+            wrong.append(f"{name} at {rows} rows: {error}")
+    return wrong
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_every_layer_computes_what_is_simulated(
+    compiled: Path, schemes: tuple[str, ...], rows: int
+) -> None:
+    assert not wrong_layers(compiled, schemes, rows)
+
+
+def test_other_scales_are_seen(compiled: Path, schemes: tuple[str, ...]) -> None:
+    """5 % more, and a module of zeros: what is computed is linear in the scales."""
+    for scales in (1.05, 0.0):
+        assert len(wrong_layers(compiled, schemes, 5, scales)) == len(schemes)
 
 
 def test_manifest_says_which_scheme_each_layer_got(

@@ -1,0 +1,64 @@
+"""Factors of the rows that make queries and keys, so that an int8 cache costs less: applied.
+
+``apq_tvm.evaluation.cache_balance`` finds them (ABQ-LLM, arXiv:2408.08554, balances Q and K in the
+same way): a row of keys is divided by what the row of queries that meets it is multiplied by, so
+that scores stay as they are and the columns of a cached token become equally large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from apq_tvm.errors import BadInput
+from apq_tvm.quantizers.inputs.folds import replace_weights
+from apq_tvm.types import Array, ImportedModel
+
+PREFIX = "caches."
+"""Of a calibration file's arrays: ``caches.<layer>``, float32 [N]."""
+
+NOTE = "rows balanced for int8 caches"
+
+
+def balanced(
+    model: ImportedModel, arrays: Mapping[str, Array]
+) -> tuple[ImportedModel, dict[str, str]]:
+    """Multiply rows of linear layers, and their biases.
+
+    Parameters
+    ----------
+    model : ImportedModel
+    arrays : mapping of str to ndarray
+        Of a calibration file; others than `PREFIX` are left alone.
+
+    Returns
+    -------
+    ImportedModel
+        Computes the same from empty caches; its caches of keys hold other numbers.
+    dict of str to str
+        Layer → what was done.
+
+    Raises
+    ------
+    BadInput
+        Factors are of no linear layer, of another length, or not positive.
+    """
+    nodes = {node.name: node for node in model.nodes if node.op == "apq.Linear"}
+    changes: dict[tuple[str, int], Array] = {}
+    notes = {}
+    for name, factors in arrays.items():
+        if not name.startswith(PREFIX):
+            continue
+        layer = name.removeprefix(PREFIX)
+        node = nodes.get(layer)
+        weight = None if node is None else model.weights[node.inputs[1]]
+        if node is None or weight is None or factors.shape != (len(weight),):
+            raise BadInput(f"{name} {factors.shape} fits no linear layer of {model.name}")
+        if not (np.isfinite(factors).all() and (factors > 0).all()):
+            raise BadInput(f"{name} has factors that are not positive numbers; calibrate anew")
+        changes[layer, 1] = (weight * factors[:, None]).astype(np.float32)
+        if len(node.inputs) > 2 and node.inputs[2]:
+            changes[layer, 2] = (model.weights[node.inputs[2]] * factors).astype(np.float32)
+        notes[layer] = NOTE
+    return (replace_weights(model, changes, "balanced") if changes else model), notes

@@ -1,0 +1,105 @@
+"""Int8 caches in the simulation, and the balance of queries and keys that makes them cost less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import smollm2  # noqa: E402
+from tiny_llama import CONFIG, load, weights  # noqa: E402
+
+from apq_tvm.calibrate import calibrate  # noqa: E402
+from apq_tvm.errors import BadInput  # noqa: E402
+from apq_tvm.evaluate import evaluate_scheme  # noqa: E402
+from apq_tvm.evaluation.cache_balance import _shared, find_balance  # noqa: E402
+from apq_tvm.evaluation.caches import with_caches  # noqa: E402
+from apq_tvm.evaluation.simulate import Simulation  # noqa: E402
+from apq_tvm.onnx_import import import_onnx  # noqa: E402
+from apq_tvm.progress import Silent  # noqa: E402
+from apq_tvm.quantizers.guided import Guidance, quantize_guided  # noqa: E402
+from apq_tvm.quantizers.inputs.cache_balance import NOTE, balanced  # noqa: E402
+from apq_tvm.quantizers.inputs.calibration_file import read  # noqa: E402
+from apq_tvm.types import ImportedModel, QuantizedModel  # noqa: E402
+from tests.simulated import relative  # noqa: E402
+
+CALLS = [
+    {"input_ids": np.random.default_rng(i).integers(0, CONFIG.vocabulary, (2, 40))}
+    for i in range(3)
+]
+
+
+def outlying(folder: Path, factor: float) -> ImportedModel:
+    """A Llama some of whose channels of keys are larger, in layer 0: both of a rotary pair."""
+    model = load(folder)
+    (node,) = [n for n in model.nodes if "0" in n.name and "k_proj" in n.name]
+    weight = model.weights[node.inputs[1]].copy()
+    half = CONFIG.head_width // 2
+    weight[[1, 1 + half]] *= factor
+    return replace(model, weights={**model.weights, node.inputs[1]: weight})
+
+
+def logits(model: ImportedModel, kv: str = "f32") -> Any:
+    return Simulation(QuantizedModel(model, {}, {}), kv=kv).run(CALLS[-1])["logits"]
+
+
+def test_outlying_channels_are_balanced(tmp_path: Path) -> None:
+    model = outlying(tmp_path, 30.0)
+    factors, notes = find_balance(model, CALLS[:2], Silent())
+    made, layers = balanced(model, factors)
+    assert any("channels shared: halves" in text for text in notes.values()), notes
+    assert {name.partition("caches.")[2] for name in factors} == set(layers)
+    exact = logits(model)
+    assert relative(logits(made), exact) < 1e-5
+    assert relative(logits(made, "i8"), exact) < 0.5 * relative(logits(model, "i8"), exact)
+    for name, scale in factors.items():  # both channels of a rotary pair
+        first, second = np.moveaxis(scale.reshape(-1, 2, CONFIG.head_width // 2), 1, 0)
+        np.testing.assert_array_equal(first, second, err_msg=name)
+
+
+def test_what_is_refused_and_left(tmp_path: Path) -> None:
+    model = load(tmp_path)
+    assert with_caches(model, "f32") is model
+    bare = replace(model, nodes=tuple(n for n in model.nodes if n.op != "apq.Softmax"))
+    with pytest.raises(BadInput, match="no attention reads caches"):
+        with_caches(bare, "i8")
+    layer = next(n for n in model.nodes if n.op == "apq.Linear")
+    count = len(model.weights[layer.inputs[1]])
+    for array in (np.ones(count + 1, np.float32), np.zeros(count, np.float32)):
+        with pytest.raises(BadInput, match="caches"):
+            balanced(model, {f"caches.{layer.name}": array})
+    assert balanced(model, {"learned.0": np.ones(1)}) == (model, {})
+
+
+@pytest.mark.parametrize("pairing", ("halves", "neighbours"))
+def test_mixed_channels_share_the_larger(pairing: str) -> None:
+    found = _shared(torch.tensor([[1.0, 4.0, 3.0, 2.0]]), pairing)
+    assert found.tolist() == [[3, 4, 3, 4] if pairing == "halves" else [4, 4, 3, 3]]
+
+
+def test_from_calibration_to_eval(tmp_path: Path) -> None:
+    """A file keeps factors, `eval` applies them; of other caches there are none."""
+    np.savez(tmp_path / "in.npz", **CALLS[0])
+    unequal, half = weights(), CONFIG.head_width // 2
+    unequal["model.layers.0.self_attn.k_proj.weight"][[1, 1 + half]] *= 30
+    model = tmp_path / "tiny.onnx"
+    model.write_bytes(smollm2.build(CONFIG, unequal).SerializeToString())
+    for kv in ("f32", "i8"):
+        report = calibrate(model, tmp_path / "in.npz", tmp_path / kv, hessian=False, kv=kv)
+        assert ("caches" in report) == (kv == "i8")
+    factors = read(tmp_path / "i8").extra
+    assert factors and all(name.startswith("caches.") for name in factors)
+    made = quantize_guided(import_onnx(model), "W8A8", {}, Guidance(tmp_path / "i8"), kv="i8")
+    assert {k for k, note in made.notes.items() if NOTE in note} == {n[7:] for n in factors}
+    errors = {
+        kv: evaluate_scheme(
+            model, "W8A8", tmp_path / "in.npz", calibration=tmp_path / "i8", kv=kv, layers=False
+        )["outputs"]["logits"]["relative_error"]
+        for kv in ("f32", "f16", "i8")
+    }
+    assert errors["f32"] != errors["i8"] < 2 * errors["f32"]
