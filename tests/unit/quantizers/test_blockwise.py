@@ -183,15 +183,15 @@ def test_learning_resumes_after_an_interruption(
     from apq_tvm.quantizers.learn import blockwise
 
     learned(files, "W3A8", "abq", "rtn", tmp_path / "whole")
-    plain, seen = blockwise.train, []
+    plain, seen = blockwise.train_codes, []
 
-    def interrupted(*given: Any) -> None:
+    def interrupted(*given: Any) -> tuple[float, float]:
         if seen:
             raise KeyboardInterrupt
         seen.append(1)
-        plain(*given)
+        return plain(*given)
 
-    monkeypatch.setattr(blockwise, "train", interrupted)
+    monkeypatch.setattr(blockwise, "train_codes", interrupted)
     with pytest.raises(KeyboardInterrupt):
         learned(files, "W3A8", "abq", "rtn", tmp_path / "parts")
     monkeypatch.undo()
