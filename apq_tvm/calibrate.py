@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -87,6 +88,7 @@ def calibrate(
     """
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile, load, save
+    from apq_tvm.quantizers.inputs.sequential import DATA
     from apq_tvm.quantizers.inputs.statistics import finish
 
     started, output = time.perf_counter(), Path(output)
@@ -106,7 +108,8 @@ def calibrate(
             return _report(output, known, started, 0)
     partial = output.with_name(f"{output.name}.partial")
     state, resumed = _collect(imported, calls, partial, run, progress)
-    file = CalibrationFile(finish(imported, state), {}, {"run": json.dumps(run)})
+    notes = {"run": json.dumps(run), DATA: os.path.relpath(inputs, output.parent)}
+    file = CalibrationFile(finish(imported, state), {}, notes)
     save(output, file)
     partial.unlink(missing_ok=True)
     return _report(output, file, started, resumed)
