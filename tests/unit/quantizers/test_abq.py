@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[c
 
 Files = tuple[Path, Path, Path]
 
-APART = {"input_ids": tiny_llama.ids(16, 16, seed=7)}
+APART = {"input_ids": tiny_llama.apart()}
 
 
 OUTLIERS = (5, 9)

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[c
 
 Files = tuple[Path, Path, Path]
 NAME = "model.layers.0.mlp.up_proj"
-APART = {"input_ids": tiny_llama.ids(16, 16, seed=7)}
+APART = {"input_ids": tiny_llama.apart()}
 
 
 class Told(Silent):
