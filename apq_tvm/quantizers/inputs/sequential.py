@@ -27,6 +27,7 @@ from apq_tvm.formats.families import dequantize
 from apq_tvm.onnx_import.symbolic.regions import STARTS
 from apq_tvm.progress import Progress
 from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile
+from apq_tvm.quantizers.inputs.calls import read_calls
 from apq_tvm.types import (
     F32,
     AnyPath,
@@ -124,8 +125,6 @@ def _calls(model: ImportedModel, path: AnyPath, file: CalibrationFile) -> Calls:
     BadInput
         Why they cannot be had.
     """
-    from apq_tvm.calibrate import read_calls
-
     run = json.loads(file.notes.get("run", "{}"))
     if DATA not in file.notes or "samples" not in run:
         raise BadInput(f"{path} does not say where its inputs are; run apq-tvm calibrate anew")

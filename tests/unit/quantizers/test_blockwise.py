@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[c
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """A model, inputs, and its calibration."""
-    return tiny_llama.calibrated(tmp_path_factory.mktemp("learn"), samples=16)
+    return tiny_llama.calibrated(tmp_path_factory.mktemp("learn"), samples=48)
 
 
 def float_logits(model: ImportedModel, ids: np.ndarray) -> np.ndarray:
@@ -67,7 +67,7 @@ def learned(
         scheme=scheme,
         method=method,
         epochs=epochs,
-        rows=2,
+        rows=4,
     )
 
 

@@ -88,7 +88,7 @@ def test_tuning_lowers_the_divergence_and_keeps_codes(
     for name, tensor in learned.tensors.items():
         check_tensor(tensor, name)
         np.testing.assert_array_equal(tensor.codes, start.tensors[start.layers[name]].codes)
-    assert divergence(model, end) < 0.9 * divergence(model, start)
+    assert divergence(model, end) < 0.98 * divergence(model, start)
     # Gains before quantized layers are trained
     assert ("model.layers.0.input_layernorm", 1) in learned.weights
 
