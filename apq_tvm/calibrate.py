@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,18 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apq_tvm.errors import BadInput, OutputExists
-from apq_tvm.evaluation.inputs import Batch, read_inputs, split
 from apq_tvm.extras import require
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.quantizers.inputs.calls import read_calls
+from apq_tvm.quantizers.inputs.read import Batch
 from apq_tvm.signals import deferred
 from apq_tvm.types import AnyPath, Array, DimSizes, ImportedModel
 
 if TYPE_CHECKING:
     from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile
     from apq_tvm.quantizers.inputs.row_sums import State
-
-NSAMPLES = 128
-"""Batch entries used unless told otherwise, as in GPTQ and ABQ-LLM."""
 
 BALANCE_TOKENS = 2048
 """Of queries and keys, to balance them by."""
@@ -95,6 +94,7 @@ def calibrate(
     """
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile, load, save
+    from apq_tvm.quantizers.inputs.sequential import DATA
     from apq_tvm.quantizers.inputs.statistics import finish
 
     started, output = time.perf_counter(), Path(output)
@@ -116,7 +116,8 @@ def calibrate(
     partial = output.with_name(f"{output.name}.partial")
     state, resumed = _collect(imported, calls, partial, run, progress)
     extra, caches = _caches(imported, calls, kv, progress)
-    file = CalibrationFile(finish(imported, state), extra, {"run": json.dumps(run), **caches})
+    notes = {"run": json.dumps(run), DATA: os.path.relpath(inputs, output.parent), **caches}
+    file = CalibrationFile(finish(imported, state), extra, notes)
     save(output, file)
     partial.unlink(missing_ok=True)
     return _report(output, file, started, resumed)
@@ -210,66 +211,6 @@ def check_output(output: AnyPath, force: bool) -> None:
     """
     if Path(output).exists() and not force:
         raise OutputExists(f"{output} exists; use --force to replace it")
-
-
-def read_calls(
-    model: ImportedModel, inputs: AnyPath, nsamples: int | None, rows: int
-) -> tuple[list[Batch], int]:
-    """Read calibration inputs, checked, as calls of at most `rows` batch entries.
-
-    Returns
-    -------
-    list of dict
-    int
-        Batch entries in them.
-
-    Raises
-    ------
-    BadInput
-        A name, dtype or shape does not fit; a value is not finite; there are fewer entries than
-        `nsamples`.
-    """
-    calls: list[Batch] = []
-    count, wanted = 0, NSAMPLES if nsamples is None else nsamples
-    for batch in read_inputs(inputs, model.inputs):
-        check_finite(batch, inputs)
-        for call in split(batch, model.inputs, rows):
-            have = leading(call)
-            if count + have > wanted:
-                kept = wanted - count
-                call = next(iter(split(call, model.inputs, kept))) if kept else {}
-                have = leading(call) if call else 0
-            if have and count < wanted:
-                calls.append(call)
-                count += have
-    if nsamples is not None and count < nsamples:
-        raise BadInput(
-            f"{inputs} holds {count} samples, --nsamples asks for {nsamples}; give more, or "
-            "ask for fewer"
-        )
-    if not count:
-        raise BadInput(f"{inputs} holds no samples")
-    return calls, count
-
-
-def leading(call: Mapping[str, Array]) -> int:
-    """Batch entries of one call; 1 where it has no batch."""
-    return max((len(a) for a in call.values() if a.ndim), default=1)
-
-
-def check_finite(batch: Mapping[str, Array], where: AnyPath) -> None:
-    """Refuse NaN and infinity.
-
-    Raises
-    ------
-    BadInput
-        Naming the input and the first bad place.
-    """
-    for name, array in batch.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            first = int((~np.isfinite(array)).argmax())
-            at = [int(i) for i in np.unravel_index(first, array.shape)]
-            raise BadInput(f"{where}: input {name!r} is {array.flat[first]} at {at}")
 
 
 @contextmanager

@@ -111,6 +111,7 @@ def evaluate_scheme(
     rows: int = 32,
     language: Language | None = None,
     calibration: AnyPath | None = None,
+    sequential: bool | None = None,
     tensor_types: Mapping[str, str] | None = None,
     dims: DimSizes | None = None,
     codes: AnyPath | None = None,
@@ -134,6 +135,8 @@ def evaluate_scheme(
         As for `evaluate`.
     calibration : str or path, optional
         File of ``apq-tvm calibrate``.
+    sequential : bool or None
+        As of `apq_tvm.Guidance`.
     tensor_types : mapping of str to str, optional
         As `apq_tvm.compile` takes it.
     dims : mapping of str to int or (int, int), optional
@@ -171,6 +174,7 @@ def evaluate_scheme(
         rows=rows,
         language=language,
         calibration=calibration,
+        sequential=sequential,
         tensor_types=tensor_types,
         layers=layers,
         vocabulary=True,

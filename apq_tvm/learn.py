@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apq_tvm.calibrate import read_calls
 from apq_tvm.errors import BadInput
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.quantizers.inputs.calls import read_calls
 from apq_tvm.types import AnyPath, DimSizes
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 EPOCHS = {"abq": 10, "finetune": 2, "train": 8, "distill": 2}
 """Passes over the inputs (per block) unless told otherwise; ABQ-LLM takes 20."""
+
+ABQ_STEPS = 300
+"""Steps per block that ``"abq"`` takes at least, unless told otherwise: of few inputs it makes more
+passes. ABQ-LLM takes 2560."""
 
 
 def learn_codes(
@@ -65,7 +69,7 @@ def learn_codes(
     rows : int
         Batch entries per step of learning.
     epochs : int, optional
-        Passes over the inputs; `EPOCHS` if not said.
+        Passes over the inputs; `default_epochs` if not said.
     rate : float, optional
         Learning rate of ``"distill"`` (`apq_tvm.quantizers.learn.distill.RATE`).
     progress : Progress, optional
@@ -73,9 +77,10 @@ def learn_codes(
     Returns
     -------
     dict
-        ``output``, ``learned`` (layers), ``kind``, ``scheme``, ``resumed_blocks``,
-        ``learn_seconds`` and ``kept_apart``: of ``"train"``, by block, the loss on data that was
-        not learned from, before and after.
+        ``output``, ``learned`` (layers), ``kind``, ``scheme``, ``epochs``, ``resumed_blocks``,
+        ``learn_seconds``; of ``"train"`` and ``"abq"`` ``kept_apart``: by block, the loss before
+        and after, on data that was not learned from where ``judged_apart``; and of ``"abq"``
+        ``alphas``, what the balance vectors started from.
 
     Raises
     ------
@@ -85,7 +90,6 @@ def learn_codes(
     """
     started = time.perf_counter()
     check_start(kind, method, rate)
-    epochs = EPOCHS.get(kind, 1) if epochs is None else epochs
     types = dict(tensor_types or {})
     asked = _Asked(kind, scheme, types, method, nsamples, epochs, rows, rate, dims)
     paths = (Path(model), Path(inputs), Path(statistics), Path(output))
@@ -96,7 +100,10 @@ def learn_codes(
         "kind": kind,
         "scheme": scheme,
         "resumed_blocks": resumed,
+        "epochs": run.epochs,
         "kept_apart": run.losses,
+        "judged_apart": run.judged_apart,
+        "alphas": run.alphas,
         "learn_seconds": round(time.perf_counter() - started, 3),
     }
 
@@ -110,7 +117,7 @@ class _Asked:
     tensor_types: Mapping[str, str]
     method: str
     nsamples: int | None
-    epochs: int
+    epochs: int | None
     rows: int
     rate: float | None
     dims: DimSizes | None
@@ -130,6 +137,9 @@ def _learn(
     imported = import_onnx(model, asked.dims)
     file = load(statistics, imported)
     calls, count = read_calls(imported, inputs, asked.nsamples, asked.rows)
+    if asked.epochs is None:
+        asked = replace(asked, epochs=default_epochs(asked.kind, len(calls)))
+    assert asked.epochs is not None
     quantized = quantize(
         imported,
         asked.scheme,
@@ -163,6 +173,16 @@ def _learn(
     save(output, CalibrationFile(file.calibration, arrays, {**dict(file.notes), **metadata}))
     partial.unlink(missing_ok=True)
     return run, done
+
+
+def default_epochs(kind: str, calls: int) -> int:
+    """Passes over so many calls unless told otherwise."""
+    from apq_tvm.quantizers.learn.learning_run import split
+
+    epochs = EPOCHS.get(kind, 1)
+    if kind == "abq":
+        return max(epochs, -(-ABQ_STEPS // len(split(calls)[0])))
+    return epochs
 
 
 def check_start(kind: str, method: str, rate: float | None) -> None:

@@ -52,7 +52,11 @@ Known = Annotated[
 ]
 Epochs = Annotated[
     int | None,
-    typer.Option(min=1, help="Passes over the data; by default 2, 10 of abq, 8 of train."),
+    typer.Option(
+        min=1,
+        help="Passes over the data; by default 2, 8 of train, and of abq 10 or as many as make "
+        "300 steps per block. Fewer are faster and worse.",
+    ),
 ]
 Rate = Annotated[
     float | None,
@@ -155,8 +159,11 @@ def calibrate_command(
 
 def _print_summary(output: Path, report: Mapping[str, Any]) -> None:
     if "learned" in report:
+        where = " on data kept apart" if report["judged_apart"] else ""
         for block, (before, after) in report["kept_apart"].items():
-            say(f"{block}: loss on data kept apart {before:.4f}, learned {after:.4f}")
+            alpha = report["alphas"].get(block)
+            balance = "" if alpha is None else f", balance from alpha {alpha:g}"
+            say(f"{block}: loss{where} {before:.4f}, learned {after:.4f}{balance}")
         say(
             f"learned {report['learned']} layers as {report['scheme']} in "
             f"{report['learn_seconds']} s; use them with compile --method learned"

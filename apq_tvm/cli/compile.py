@@ -18,6 +18,7 @@ from apq_tvm.cli.options import (
     Force,
     Json,
     Model,
+    Sequential,
     TensorType,
     parse_dims,
     parse_tensor_types,
@@ -117,6 +118,7 @@ def compile_command(
     search: Search = True,
     calibration: CalibrationOption = None,
     method: MethodOption = "rtn",
+    sequential: Sequential = None,
     target_bpw: TargetBpw = None,
     candidate: Candidate = None,
     codebooks: Codebooks = None,
@@ -142,7 +144,9 @@ def compile_command(
     from apq_tvm.quantizers.guided import Guidance
 
     types, dims = parse_tensor_types(tensor_type or []), parse_dims(dim or [])
-    guidance = Guidance(calibration, method, target_bpw, tuple(candidate or ()), codebooks, codes)
+    guidance = Guidance(
+        calibration, method, target_bpw, tuple(candidate or ()), codebooks, codes, sequential
+    )
     if dry_run:
         if inputs is not None:
             raise typer.BadParameter(

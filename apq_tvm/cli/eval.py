@@ -16,6 +16,7 @@ from apq_tvm.cli.options import (
     Force,
     Inputs,
     Json,
+    Sequential,
     TensorType,
     parse_dims,
     parse_tensor_types,
@@ -67,6 +68,7 @@ def evaluate(
     window: Window = 512,
     min_tokens: MinTokens = 1,
     method: Annotated[str, typer.Option(help="How codes are chosen, see: compile.")] = "rtn",
+    sequential: Sequential = None,
     calibration: CalibrationFile = None,
     codes: Codes = None,
     tensor_type: TensorType = None,
@@ -98,6 +100,7 @@ def evaluate(
             rows=rows,
             language=language,
             calibration=calibration,
+            sequential=sequential,
             codes=codes,
             tensor_types=parse_tensor_types(tensor_type or []),
             dims=parse_dims(dim or []),
@@ -110,10 +113,11 @@ def evaluate(
                 f"compare {what} with what? Say --against MODEL.onnx for a compiled module, or "
                 "--scheme SCHEME to try one on an ONNX file"
             )
-        if calibration or codes or tensor_type or dim or method != "rtn" or kv != "f32":
+        known = sequential is not None or calibration or method != "rtn"
+        if known or codes or tensor_type or dim or kv != "f32":
             raise BadInput(
-                "--method, --calibration, --codes, --tensor-type, --dim and --kv go with --scheme "
-                "only"
+                "--method, --sequential, --calibration, --codes, --tensor-type, --dim and --kv go "
+                "with --scheme only"
             )
         report = evaluation.evaluate(
             what, against, inputs, rows=rows, language=language, bits=bits, progress=Bars()

@@ -29,6 +29,15 @@ Codes = Annotated[
         show_default=False,
     ),
 ]
+Sequential = Annotated[
+    bool | None,
+    typer.Option(
+        "--sequential/--no-sequential",
+        help="Whether gptq measures each layer behind those quantized before it, on the "
+        "calibration's inputs; by default where they are there and time allows.",
+        show_default=False,
+    ),
+]
 TensorType = Annotated[
     list[str] | None,
     typer.Option(metavar="REGEX=SCHEME", help="Scheme of some layers; may be repeated."),

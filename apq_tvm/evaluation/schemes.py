@@ -33,6 +33,8 @@ class SchemeEvaluator:
         Score logits too.
     calibration : str, path or None
         File of ``apq-tvm calibrate``.
+    sequential : bool or None
+        As of `apq_tvm.Guidance`.
     tensor_types : mapping of str to str, optional
         As `apq_tvm.compile` takes it.
     layers : bool
@@ -64,6 +66,7 @@ class SchemeEvaluator:
         rows: int = 32,
         language: Language | None = None,
         calibration: AnyPath | None = None,
+        sequential: bool | None = None,
         tensor_types: Mapping[str, str] | None = None,
         layers: bool = True,
         activations: bool = True,
@@ -78,6 +81,7 @@ class SchemeEvaluator:
         self.kv = kv
         self.calls = read_calls(inputs, model.inputs, rows, language)
         self.file: Any = None
+        self.path, self.sequential = calibration, sequential
         if calibration is not None:
             from apq_tvm.quantizers.inputs.calibration_file import load
 
@@ -100,6 +104,7 @@ class SchemeEvaluator:
     def quantize(self, scheme: str, method: str = "rtn") -> QuantizedModel:
         """Quantize the model; widths of one any-precision scheme share the work."""
         from apq_tvm.quantizers import quantize
+        from apq_tvm.quantizers.inputs.sequential import sequential_calls
 
         key = f"{scheme} {method}"
         if self._last is None or self._last[0] != key:
@@ -107,6 +112,10 @@ class SchemeEvaluator:
             options: dict[str, Any] = {}
             if self.file is not None:
                 options = {"calibration": self.file.calibration}
+                if method.endswith("gptq") and self.path is not None:
+                    options["calls"] = sequential_calls(
+                        self.model, self.path, self.file, self.sequential, self.progress
+                    )
                 if method == "learned":
                     options["learned"] = _learned(self.file)
             first: dict[str, str] = {}

@@ -17,6 +17,7 @@ from apq_tvm.quantizers.inputs.calibration_file import check_model
 from apq_tvm.quantizers.inputs.expected import expected_means
 from apq_tvm.quantizers.inputs.folds import replace_weights
 from apq_tvm.quantizers.inputs.scaling import scale_model
+from apq_tvm.quantizers.inputs.sequential import Calls, Walk
 from apq_tvm.quantizers.learn.learned import Learned
 from apq_tvm.quantizers.registry import quantize_tensor, quantizer_of
 from apq_tvm.types import (
@@ -81,6 +82,7 @@ class Method:
         self.learned = learned if name == "learned" else None
         self.notes: dict[str, str] = {}
         self.means: dict[str, F32] = {}
+        self._walk: Walk | None = None
 
     def prepare(
         self, model: ImportedModel, schemes: Mapping[str, Scheme], progress: Progress
@@ -112,6 +114,37 @@ class Method:
             self.learned.check(schemes)
             model = self.learned.apply(model)
         return model
+
+    def walk(
+        self,
+        model: ImportedModel,
+        calls: Calls,
+        schemes: Mapping[str, Scheme],
+        progress: Progress,
+    ) -> None:
+        """Take statistics anew on `calls`, behind the layers that are quantized already."""
+        if self.calibration is None or not self.feeds_back:
+            return
+        weigh = any(stats.importance for stats in self.calibration.layers.values())
+        self._walk = Walk(model, calls, schemes, weigh, progress)
+
+    def look(self, nodes: Sequence[str], is_table: bool) -> None:
+        """Take the statistics of a layer that comes next; of layers that share a weight they stay
+        those of the float model."""
+        known = None if self.calibration is None else self.calibration.layers.get(nodes[0])
+        if self._walk is None or self.calibration is None or known is None:
+            return
+        if is_table or len(nodes) > 1:
+            return
+        stats = self._walk.stats(nodes[0], known)
+        layers = {**self.calibration.layers, nodes[0]: stats}
+        self.calibration = replace(self.calibration, layers=layers)
+        self._note(nodes, "H behind quantized layers")
+
+    def decided(self, nodes: Sequence[str], tensor: QuantizedTensor) -> None:
+        """What layers that share a weight were quantized to."""
+        if self._walk is not None and self.calibration is not None:
+            self._walk.decided(nodes, tensor, self.calibration)
 
     def stats(self, nodes: Sequence[str]) -> LayerStats | None:
         """What is known of the inputs of layers that share a weight."""

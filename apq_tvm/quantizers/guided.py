@@ -21,6 +21,7 @@ from apq_tvm.quantizers.budget import (
 from apq_tvm.quantizers.codebook_file import load_codebooks
 from apq_tvm.quantizers.inputs.cache_balance import balanced
 from apq_tvm.quantizers.inputs.calibration_file import load
+from apq_tvm.quantizers.inputs.sequential import sequential_calls
 from apq_tvm.quantizers.learn.learned import Learned, from_arrays
 from apq_tvm.quantizers.plan import planned_layers, quantize, ruled_layers, scheme_of_layers
 from apq_tvm.quantizers.registry import quantize_tensor
@@ -58,6 +59,10 @@ class Guidance:
     codes : str, path or None
         GGUF file, or safetensors of AutoGPTQ or AWQ, whose codes are kept bit for bit
         (`apq_tvm.codes`); layers that have none in it get the scheme.
+    sequential : bool or None
+        Error feedback measures layers behind those quantized before them, on the calibration's
+        inputs: True and False force it, None does so where inputs and time allow
+        (`apq_tvm.quantizers.inputs.sequential`).
     """
 
     calibration: AnyPath | None = None
@@ -66,6 +71,7 @@ class Guidance:
     candidates: Sequence[str] = ()
     codebooks: AnyPath | None = None
     codes: AnyPath | None = None
+    sequential: bool | None = None
 
 
 def quantize_guided(
@@ -121,10 +127,13 @@ def quantize_guided(
         first = plan.tensor_types()
     elif guidance.method != "learned":  # what was learned has the schemes it was learned for
         first = vocabulary_types(model, parse_scheme(scheme) if isinstance(scheme, str) else scheme)
+    calls = None
+    if guidance.calibration is not None and guidance.method.endswith("gptq"):
+        calls = sequential_calls(model, guidance.calibration, file, guidance.sequential, progress)
     books = load_codebooks(guidance.codebooks) if guidance.codebooks else None
     quantized = quantize(
         model, scheme, {**first, **tensor_types}, search, progress, calibration, guidance.method,
-        learned, books,
+        learned, books, calls,
     )  # fmt: skip
     more = dict(missing)
     if plan is not None:

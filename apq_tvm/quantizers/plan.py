@@ -15,6 +15,7 @@ from apq_tvm.nearest import nearest
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.calibrated import Method
 from apq_tvm.quantizers.codebook_file import Books, codebooks_for
+from apq_tvm.quantizers.inputs.sequential import Calls
 from apq_tvm.quantizers.kept_float import KeptFloat
 from apq_tvm.quantizers.learn.learned import Learned
 from apq_tvm.quantizers.registry import prepare, quantizer_of
@@ -55,6 +56,7 @@ def quantize(
     method: str = "rtn",
     learned: Learned | None = None,
     codebooks: Books | None = None,
+    calls: Calls | None = None,
 ) -> QuantizedModel:
     """Quantize every linear layer and embedding table of a model.
 
@@ -81,6 +83,9 @@ def quantize(
         What ``"learned"`` is to use.
     codebooks : mapping of str to ndarray, optional
         Learned on another model (`apq_tvm.quantizers.codebook_file`).
+    calls : sequence of mapping, optional
+        The calibration's inputs: error feedback takes statistics anew, behind quantized layers
+        (`apq_tvm.quantizers.inputs.sequential`).
 
     Returns
     -------
@@ -105,6 +110,8 @@ def quantize(
     scaled = chooser.prepare(model, _rounded(model, layers), progress)
     if scaled is not model:  # a weight may have got a copy of its own
         model, layers = scaled, tuple(_layers(scaled, default, rules))
+    if calls is not None:
+        chooser.walk(model, calls, _rounded(model, layers), progress)
     tensors = _tensors(model, layers, chooser, codebooks, progress)
     return chooser.finish(
         QuantizedModel(
@@ -157,6 +164,7 @@ def _tensors(
             if layer.kept:
                 tensors[key] = _in_groups(model.quantized[layer.weight], layer.scheme)
                 continue
+            chooser.look(readers[key], is_table=key in tables)
             tensors[key] = chooser.tensor(
                 model,
                 readers[key],
@@ -166,6 +174,7 @@ def _tensors(
                 shared[layer.scheme],
                 is_table=key in tables,
             )
+            chooser.decided(readers[key], tensors[key])
     return tensors
 
 

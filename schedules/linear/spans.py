@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from apq_tvm.formats import codebook, nonlinear, superblock
+from apq_tvm.formats import codebook, half, nonlinear, superblock
 from apq_tvm.ops.blocks import STAGES
 from apq_tvm.ops.few_rows.task import DOTS
 from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Choice
 
-WEIGHTS = {codebook.NAME: "cb", nonlinear.NAME: "nl4", superblock.NAME: "Ws"}
+WEIGHTS = {
+    codebook.NAME: "cb",
+    nonlinear.NAME: "nl4",
+    half.NAME: "W2h",
+    superblock.NAME: "Ws",
+}
 """Weights of each family in the names of its kernels."""
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from apq_tvm.codegen.layouts import NonlinearLayout, SpanLayout, default_layout
 from apq_tvm.codegen.layouts.codebook import CodebookLayout
 from apq_tvm.errors import NotApplicable
-from apq_tvm.formats import codebook, nonlinear
+from apq_tvm.formats import codebook, half, nonlinear
 from apq_tvm.ops.few_rows.spans import SpanBlocking, lookup_of, span_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.spans import SpanGemm
@@ -34,7 +34,7 @@ from apq_tvm.tensorize.x86.gemm import Tile, integer_gemm_intrinsic
 from apq_tvm.tensorize.x86.lookup import MOST_ENTRIES, decode_intrinsic, lookup_intrinsic
 from apq_tvm.types import DeviceProfile
 
-FAMILIES = (codebook.NAME, nonlinear.NAME)
+FAMILIES = (codebook.NAME, nonlinear.NAME, half.NAME)
 """Families whose values are looked up."""
 
 

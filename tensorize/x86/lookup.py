@@ -126,15 +126,15 @@ def _books_below(o: Bound) -> bool:
 
 
 def _shuffle_tables(o: Bound) -> list[Expr]:
-    """Sixteen values each, repeated in every 128 bits."""
+    """Sixteen values each, repeated in every 128 bits; fewer are repeated within."""
     dot, unit = o.dot, o.dot.unit
     table, lanes = _whole_table(o), [i % 16 for i in range(unit.vector_bytes)]
-    parts = range(dot.entries // 16)
+    parts = range(max(1, dot.entries // 16))
     if _books_below(o):
         size = 1 << unit.bits
         orders = [[i % 4 * size + 4 * high + i // 4 for i in lanes] for high in parts]
     else:
-        orders = [[16 * part + i for i in lanes] for part in parts]
+        orders = [[(16 * part + i) % dot.entries for i in lanes] for part in parts]
     return [shuffled(table, dot.entries, order) for order in orders]
 
 

@@ -69,11 +69,16 @@ def ids(samples: int = 8, length: int = 16, seed: int = 1) -> NDArray[np.int64]:
     return (CONFIG.vocabulary * rng.random((samples, length)) ** 2).astype(np.int64)
 
 
-def calibrated(folder: Path) -> tuple[Path, Path, Path]:
+def apart() -> NDArray[np.int64]:
+    """Tokens [16, 16] of the same kind that nothing here was learned from."""
+    return ids(16, 16, seed=7)
+
+
+def calibrated(folder: Path, samples: int = 8) -> tuple[Path, Path, Path]:
     """The model, inputs for it, and its calibration, written to a folder."""
     from apq_tvm.calibrate import calibrate
 
-    np.savez(folder / "data.npz", input_ids=ids(8, 16))
+    np.savez(folder / "data.npz", input_ids=ids(samples, 16))
     model = write(folder)
     calibrate(model, folder / "data.npz", folder / "calib")
     return model, folder / "data.npz", folder / "calib"

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.quantizers.inputs.folds import Fold
-from apq_tvm.quantizers.inputs.scaling import smooth_scale, smooth_size
 from apq_tvm.quantizers.learn.blocks import Block
 from apq_tvm.quantizers.learn.distill import schedule
 from apq_tvm.quantizers.learn.learned import Learned
@@ -36,6 +35,8 @@ MiniLM-L3 (W2A8g64, 112 x 64 tokens, 8 epochs, scales at twice `FINE_RATE`) 1 lo
 data kept apart from .124 to .110, 0.2 to .116, 8 not at all; scales alone do not either."""
 
 Rounding = LearnedRounding | MovingCodes | Decoder
+
+Balance = Mapping[str, tuple[Fold, Tensor]]
 
 
 @dataclass
@@ -84,12 +85,23 @@ class LearnedLayer:
 
 
 def layers_of(
-    run: Run, block: Block, folds: Sequence[Fold], ends: bool, fed: Fed
+    run: Run, block: Block, fed: Fed, balance: Balance | None = None, compensated: bool = False
 ) -> dict[str, LearnedLayer]:
-    """The block's quantized layers, ready to be learned; `fed` are those with codes of today."""
+    """The block's quantized layers, ready to be learned.
+
+    Parameters
+    ----------
+    run : Run
+    block : Block
+    fed : Fed
+        Layers with codes of today.
+    balance : dict of str to (Fold, Tensor), optional
+        Balance vectors of ``abq``, their logarithms, by the value that they divide.
+    compensated : bool
+        The block's last layer learns a compensation.
+    """
     layers: dict[str, LearnedLayer] = {}
     start = {node.name: node for node in run.quantized.model.nodes}
-    scales = _balance(run, block, folds) if run.kind == "abq" else {}
     for node in block.nodes:
         key = run.quantized.layers.get(node.name)
         if node.op != "apq.Linear" or key is None:
@@ -101,7 +113,7 @@ def layers_of(
         bias = fed.biases.get(node.name, bias)
         rounding: Rounding
         if run.kind == "abq":
-            rounding = LearnedRounding(tensor, weight, node.name)
+            rounding = LearnedRounding(tensor, _balanced(weight, node, balance), node.name)
         elif run.kind == "train":
             rounding = MovingCodes(tensor, weight, node.name)
         else:
@@ -111,11 +123,11 @@ def layers_of(
         )
         if layer.bias is not None:
             layer.shift = torch.zeros(len(layer.bias), requires_grad=True)
-        if run.kind == "abq" and ends and node.name == block.down:
+        if compensated and node.name == block.down:
             ones, zeros = torch.ones(len(weight)), torch.zeros(weight.shape[1])
             layer.outer = (ones.requires_grad_(), zeros.requires_grad_())
         layers[node.name] = layer
-    for fold, log in scales.values():
+    for fold, log in (balance or {}).values():
         for name in fold.readers:
             layers[name].columns.append((fold, log))
             if fold.source in layers:
@@ -126,27 +138,12 @@ def layers_of(
     return layers
 
 
-def _balance(run: Run, block: Block, folds: Sequence[Fold]) -> dict[str, tuple[Fold, Tensor]]:
-    """Balance vectors of a block, their logarithms, started as SmoothQuant (section 4.1)."""
-    names = {node.name for node in block.nodes}
-    quantized = run.quantized.layers
-    linear = {n.name for n in run.model.nodes if n.op == "apq.Linear"}
-    nodes = {node.name: node for node in block.nodes}
-    found = {}
-    for fold in folds:
-        inside = fold.source in names and all(name in names for name in fold.readers)
-        if not inside or any(name not in quantized for name in fold.readers):
-            continue
-        if fold.source in linear and fold.source not in quantized:
-            continue
-        stats = run.calibration.layers[fold.readers[0]]
-        weights = [
-            np.asarray(run.model.weights[nodes[name].inputs[1]], np.float32)
-            for name in fold.readers
-        ]
-        scale = smooth_scale(fold, smooth_size(stats), weights)
-        found[fold.value] = (fold, torch.from_numpy(np.log(scale)).requires_grad_())
-    return found
+def _balanced(weight: Tensor, node: Node, balance: Balance | None) -> Tensor:
+    """The weight with its input's balance vector multiplied in."""
+    if not balance or node.inputs[0] not in balance:
+        return weight
+    fold, log = balance[node.inputs[0]]
+    return weight * log.detach().exp()[torch.from_numpy(fold.channels)]
 
 
 def _product(layers: Mapping[str, LearnedLayer], bits: int) -> Product:
@@ -178,6 +175,9 @@ class Lesson:
         Per call what the float block gives.
     tables : dict
         Quantized embeddings.
+    lengths : int
+        Errors of length that count: to the float block fed floats, and to that fed quantized values
+        (2).
     """
 
     graph: TorchGraph
@@ -186,6 +186,12 @@ class Lesson:
     streams: Streams
     targets: Sequence[tuple[Values, Tensor]]
     tables: Values
+    lengths: int = 1
+
+    def judge(self, calls: Sequence[int]) -> float:
+        """Mean loss over calls, as the block is quantized now."""
+        with torch.no_grad():
+            return sum(float(self.loss(call)) for call in calls) / len(calls)
 
     def loss(self, call: int) -> Tensor:
         """On one call: DLC + AKL (ABQ-LLM, eq. (5)) and the error of length, without padding."""
@@ -206,7 +212,8 @@ class Lesson:
         maps = [
             [_tokens(side[name].float(), mask) for name in block.attention] for side in (got, full)
         ]
-        return dlc_loss(out, target, fed) + akl_loss(*maps) + length_loss(out, target)
+        lengths = sum(length_loss(out, to) for to in (target, fed)[: self.lengths])
+        return dlc_loss(out, target, fed) + akl_loss(*maps) + lengths
 
 
 def train(lesson: Lesson, epochs: int) -> None:

@@ -3,11 +3,13 @@
 Blocks are learned in order, each fed by the blocks before it as they were quantized (ABQ-LLM, AAAI
 2025, section 3.2; OmniQuant, ICLR 2024). ``abq`` learns, for integers and W2*, balance vectors
 (scales per input channel, folded as `folds` can), clipping of every group, and for down_proj of the
-first and last block a compensation a·bᵀ (eq. (3)) that is folded in before rounding. ``finetune``
+first three and last four blocks, as in the authors' code, a compensation a·bᵀ (eq. (3)) that is
+folded in before rounding (`abq_start`, where it starts, too). ``finetune``
 learns the scales and offsets of any format (`torch_decode`); where it starts from error feedback it
 first chooses the block's codes anew for what the blocks before it give (`block_feedback`), and so
 does ``train``, which goes on to learn codes together with scales (`moving`). All learn biases.
-The loss is DLC + AKL (eq. (5)) and the error of length that cosines do not see.
+The loss is DLC + AKL (eq. (5)) and the error of length that cosines do not see; ``abq`` has it
+twice, to both float outputs that DLC has, as the authors' code has their mean squared errors.
 
 A third kind, ``distill``, trains all layers at once afterwards
 (`apq_tvm.quantizers.learn.distill`).
@@ -23,13 +25,19 @@ from apq_tvm.errors import BadInput
 from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.inputs.folds import find_folds
+from apq_tvm.quantizers.learn.abq_start import best_start, is_compensated
 from apq_tvm.quantizers.learn.block_feedback import feed_back, row_weights
-from apq_tvm.quantizers.learn.block_training import Lesson, layers_of, train, with_block
+from apq_tvm.quantizers.learn.block_training import (
+    Lesson,
+    layers_of,
+    train,
+    with_block,
+)
 from apq_tvm.quantizers.learn.blocks import Block, find_blocks
 from apq_tvm.quantizers.learn.code_training import train_codes
 from apq_tvm.quantizers.learn.distill import distill, tuned_widths
 from apq_tvm.quantizers.learn.learned import Learned
-from apq_tvm.quantizers.learn.learning_run import KINDS, Fed, Run, Streams, tables_of
+from apq_tvm.quantizers.learn.learning_run import KINDS, Fed, Run, Streams, split, tables_of
 from apq_tvm.quantizers.learn.result_loss import mask_of
 from apq_tvm.quantizers.torch.graph import TorchGraph, Values, as_tensor
 from apq_tvm.quantizers.torch.ops import F, Tensor, torch
@@ -84,26 +92,40 @@ def learn(
             progress.advance(f"{block.output}{told}")
             targets = _targets(graph, block, streams, tables)
             if at >= run.done:
-                ends = at in (0, len(blocks) - 1)
-                fed = feed_back(run, graph, block, streams, tables) if streams.weights else Fed()
-                layers = layers_of(run, block, folds, ends, fed)
+                lesson = partial(
+                    Lesson, graph, block, streams=streams, targets=targets, tables=tables
+                )
+                if run.kind == "abq":
+                    lesson = partial(lesson, lengths=2)
+                    judged = split(len(run.calls))[1]
+                    compensated = is_compensated(at, len(blocks))
+                    layers, alpha = best_start(run, block, folds, compensated, judged, lesson)
+                    run.alphas[block.output] = alpha
+                else:
+                    fed = Fed()
+                    if streams.weights:
+                        fed = feed_back(run, graph, block, streams, tables)
+                    layers = layers_of(run, block, fed)
                 if layers:
                     torch.manual_seed(at)  # a run that was interrupted goes on as if it was not
-                    lesson = Lesson(graph, block, layers, streams, targets, tables)
-                    if run.kind == "train":
-                        loss = train_codes(lesson, run.epochs)
-                        run.losses[block.output] = loss
-                        told = (
-                            f" (before it: loss on data kept apart {loss[0]:.4f} -> {loss[1]:.4f})"
-                        )
-                    else:
-                        train(lesson, run.epochs)
+                    told = _learn(run, block, lesson(layers))
                     run.learned = with_block(run.learned, layers, run.model)
                 run.done = at + 1
                 if checkpoint is not None:
                     checkpoint(run)
             _advance(graph, block, run, streams, targets, tables)
     return run.learned
+
+
+def _learn(run: Run, block: Block, lesson: Lesson) -> str:
+    """Learn one block; what to say of it."""
+    if run.kind == "finetune":
+        train(lesson, run.epochs)
+        return ""
+    before, after = run.losses[block.output] = train_codes(lesson, run.epochs)
+    where = " on data kept apart" if run.judged_apart else ""
+    alpha = f", alpha {run.alphas[block.output]:g}" if block.output in run.alphas else ""
+    return f" (before it: loss{where} {before:.4f} -> {after:.4f}{alpha})"
 
 
 def _tables(quantized: QuantizedModel) -> Values:

@@ -1,10 +1,10 @@
-"""One block while its codes are learned (`apq_tvm.quantizers.torch.moving`), judged on other data.
+"""One block while its codes are learned, of ``train`` and ``abq``, judged on other data.
 
 Every eighth call is kept apart: the loss on those decides which epoch's codes stay, the first's own
 among them, so learning never makes a block worse on text that it did not see. In the last quarter
-of the steps codes stay where they are and the scales settle on them: weights that lie between two
-codes would jump to and fro until the end (Nagel et al., ICML 2022, "Overcoming oscillations in
-quantization-aware training").
+of the steps of ``train`` codes (`apq_tvm.quantizers.torch.moving`) stay where they are and the
+scales settle on them: weights that lie between two codes would jump to and fro until the end (Nagel
+et al., ICML 2022, "Overcoming oscillations in quantization-aware training").
 """
 
 from __future__ import annotations
@@ -15,22 +15,13 @@ from apq_tvm.quantizers.learn.block_training import (
     restore,
 )
 from apq_tvm.quantizers.learn.distill import schedule
+from apq_tvm.quantizers.learn.learning_run import split
 from apq_tvm.quantizers.torch.moving import MovingCodes
 from apq_tvm.quantizers.torch.ops import Tensor, torch
 from apq_tvm.types import QuantizedTensor
 
-APART = 8
-"""One call of so many is not learned from, where there are as many."""
-
 SETTLING = 0.25
 """Share of the steps in which codes stay."""
-
-
-def split(count: int) -> tuple[list[int], list[int]]:
-    """Calls to learn from and calls to judge by; the same where there are too few."""
-    judged = list(range(APART - 1, count, APART))
-    learned = [call for call in range(count) if call not in judged]
-    return learned, judged or learned
 
 
 def train_codes(lesson: Lesson, epochs: int) -> tuple[float, float]:
@@ -39,7 +30,7 @@ def train_codes(lesson: Lesson, epochs: int) -> tuple[float, float]:
     Parameters
     ----------
     lesson : Lesson
-        The roundings of its layers are `MovingCodes`.
+        The roundings of its layers are `MovingCodes`, or `LearnedRounding`.
     epochs : int
 
     Returns
@@ -55,14 +46,10 @@ def train_codes(lesson: Lesson, epochs: int) -> tuple[float, float]:
     flat = [p for group in groups for p in group["params"]]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
 
-    def judge() -> float:
-        with torch.no_grad():
-            return sum(float(lesson.loss(call)) for call in judged) / len(judged)
-
     def state() -> tuple[list[Tensor], list[QuantizedTensor]]:
         return [p.detach().clone() for p in flat], [rounding.tensor for rounding in moving]
 
-    before = best = judge()
+    before = best = lesson.judge(judged)
     kept = state()
     step = 0
     for _ in range(epochs):
@@ -70,7 +57,8 @@ def train_codes(lesson: Lesson, epochs: int) -> tuple[float, float]:
             moves = step < (1 - SETTLING) * steps
             for group in optimizer.param_groups:
                 stays = group["moves"] and not moves
-                group["lr"] = 0.0 if stays else group["rate"] * schedule(step, steps)
+                falling = schedule(step, steps) if group["falls"] else 1.0
+                group["lr"] = 0.0 if stays else group["rate"] * falling
             optimizer.zero_grad()
             lesson.loss(learned[i]).backward()
             torch.nn.utils.clip_grad_norm_(flat, 1.0)
@@ -78,7 +66,7 @@ def train_codes(lesson: Lesson, epochs: int) -> tuple[float, float]:
             for rounding in moving if moves else ():
                 rounding.follow()
             step += 1
-        now = judge()
+        now = lesson.judge(judged)
         if now < best:
             best, kept = now, state()
     restore(flat, kept[0])

@@ -11,6 +11,9 @@ from apq_tvm.quantizers.torch.graph import Values
 from apq_tvm.quantizers.torch.ops import Tensor
 from apq_tvm.types import Array, Calibration, ImportedModel, QuantizedModel, QuantizedTensor
 
+APART = 8
+"""One call of so many is not learned from, where there are as many."""
+
 KINDS = ("abq", "finetune", "train", "distill")
 
 
@@ -40,7 +43,10 @@ class Run:
     feeds_back : bool
         ``finetune`` and ``train`` choose the codes of every block anew first (`block_feedback`).
     losses : dict of str to (float, float)
-        Of ``train``, by block: on calls that were not learned from, before and after.
+        Of ``train`` and ``abq``, by block: on calls that were not learned from (`judged_apart`),
+        before and after.
+    alphas : dict of str to float
+        Of ``abq``, by block: the exponent that its balance vectors started from.
     """
 
     model: ImportedModel
@@ -54,6 +60,12 @@ class Run:
     rate: float | None = None
     feeds_back: bool = False
     losses: dict[str, tuple[float, float]] = field(default_factory=dict)
+    alphas: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def judged_apart(self) -> bool:
+        """Whether there are calls enough to keep some apart."""
+        return len(self.calls) >= APART
 
 
 RowWeights = Sequence[Mapping[str, Tensor]]
@@ -91,3 +103,10 @@ def tables_of(block: Block, tables: Values) -> Values:
     """Tables of a block's embeddings; a head that shares one is not a table."""
     names = {node.inputs[0] for node in block.nodes if node.op == "apq.Embedding"}
     return {name: table for name, table in tables.items() if name in names}
+
+
+def split(count: int) -> tuple[list[int], list[int]]:
+    """Calls to learn from and calls to judge by; the same where there are too few."""
+    judged = list(range(APART - 1, count, APART))
+    learned = [call for call in range(count) if call not in judged]
+    return learned, judged or learned

@@ -103,7 +103,8 @@ class LearnedRounding:
     Attributes
     ----------
     upper, lower : Tensor [N, G]
-        Of the clipping; without zero points only `upper` counts.
+        Of the clipping. With zero points they are the ends of the range, for W2*, whose zero stays
+        in the middle, their distance is the step; elsewhere only `upper` counts.
 
     Raises
     ------
@@ -124,6 +125,8 @@ class LearnedRounding:
         self.size = self.k if scheme.group_size == -1 else min(scheme.group_size, self.k)
         self.signs, self.zeros = levels.signs, scheme.zero_points
         self.low, self.high = levels.values[0], levels.values[-1]
+        # Of even levels (W2*) both ends count, as in the authors' quantizer.
+        self.balanced = not self.signs and not self.zeros and self.low == -self.high
         step = torch.from_numpy(start.scales.astype(np.float32))
         self.sign = torch.where(step < 0, -1.0, 1.0)
         parts = self._parts(w)
@@ -132,6 +135,10 @@ class LearnedRounding:
             top, bottom = parts.amax(-1).clamp_min(0), parts.amin(-1).clamp_max(0)
             self.upper = _ratio(step * (self.high - zero), top)
             self.lower = _ratio(-step * zero, bottom)
+        elif self.balanced:
+            span = parts.amax(-1).clamp_min(0) - parts.amin(-1).clamp_max(0)
+            self.upper = _ratio(step * (self.high - self.low), span)
+            self.lower = self.upper.clone()
         else:
             self.upper = _ratio(step.abs() * self._reach(), self._size(parts))
             self.lower = torch.ones_like(self.upper)
@@ -140,7 +147,7 @@ class LearnedRounding:
 
     def parameters(self) -> list[Tensor]:
         """What can be learned."""
-        return [self.upper, self.lower] if self.zeros else [self.upper]
+        return [self.upper, self.lower] if self.zeros or self.balanced else [self.upper]
 
     def weight(self, w: Tensor) -> Tensor:
         """Decoded weight [N, K] of float weight `w`, with gradients to `w` and the parameters."""
@@ -179,12 +186,13 @@ class LearnedRounding:
     def _round(self, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Decoded weight, codes [N, G, size], steps and zero points [N, G]."""
         parts = self._parts(w)
-        if self.zeros:
+        if self.zeros or self.balanced:
             top = self.upper * parts.amax(-1).clamp_min(0)
             bottom = self.lower * parts.amin(-1).clamp_max(0)
-            step = _half((top - bottom) / self.high)
+            step = _half((top - bottom) / (self.high - self.low))
             exact = -bottom / step
             zero = through(exact, torch.round(exact)).clamp(self.low, self.high)
+            zero = zero if self.zeros else torch.zeros_like(step)
         else:
             step = _half(self.upper.abs() * self._size(parts) / self._reach()) * self.sign
             zero = torch.zeros_like(step)

@@ -24,7 +24,7 @@ Files = tuple[Path, Path, Path]
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     """A model, inputs, and its calibration."""
-    return tiny_llama.calibrated(tmp_path_factory.mktemp("distill"))
+    return tiny_llama.calibrated(tmp_path_factory.mktemp("distill"), samples=24)
 
 
 @pytest.fixture(autouse=True)
@@ -36,10 +36,10 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def divergence(model: ImportedModel, quantized: QuantizedModel, bits: int = 0) -> float:
-    """From the float model, activations rounded, on the tokens that were learned on."""
+    """From the float model, activations rounded, on tokens that nothing was learned from."""
     from apq_tvm.evaluation.simulate import Simulation
 
-    ids = {"input_ids": tiny_llama.ids(8, 16)}
+    ids = {"input_ids": tiny_llama.apart()}
     runs = [Simulation(QuantizedModel(model, {}, {})), Simulation(quantized, bits)]
     full, got = (torch.from_numpy(run.run(ids)["logits"]).log_softmax(-1) for run in runs)
     return float((full.exp() * (full - got)).sum(-1).mean())
@@ -88,7 +88,7 @@ def test_tuning_lowers_the_divergence_and_keeps_codes(
     for name, tensor in learned.tensors.items():
         check_tensor(tensor, name)
         np.testing.assert_array_equal(tensor.codes, start.tensors[start.layers[name]].codes)
-    assert divergence(model, end) < 0.9 * divergence(model, start)
+    assert divergence(model, end) < 0.98 * divergence(model, start)
     # Gains before quantized layers are trained
     assert ("model.layers.0.input_layernorm", 1) in learned.weights
 
