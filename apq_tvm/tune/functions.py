@@ -227,7 +227,7 @@ class FunctionWorkshop(Builder):
         calls = tuple((Call(built.function, args, work),) for built in candidates)
         paths = list(dict.fromkeys(path for built in candidates for path in built.objects))
         operands = tuple(self._operands)
-        return Batch(operands, calls, self._y, self.expected(), self.threads), paths
+        return Batch(operands, calls, self._y, (self.expected(),), self.threads), paths
 
     def expected(self) -> tuple[Expected, ...]:
         """Results of the unscheduled function for every set of inputs, computed once."""

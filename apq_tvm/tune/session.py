@@ -334,16 +334,20 @@ class Tuner:
         task, default, clock = planned.task, planned.space.points[0], self._settings.clock
         others = Space(planned.space.points[1:], whole=planned.space.whole)
         search = search_for(others, planned.trials, self._settings.seed)
+
+        def over(trial: Trial) -> None:  # while the next one is checked
+            self._journal.add(task.key, bench.fingerprint, self._where, [trial], sync=False)
+            trials[trial.point] = trial
+            best = max(t.ratio for t in trials.values())
+            self._observer.tried(planned, [trial], best)
+
         while len(trials) < planned.trials and (until is None or clock() < until):
             tried = {point: trial.ratio for point, trial in trials.items() if point != default}
             points = search.propose(min(BATCH, planned.trials - len(trials)), tried)
             if not points:
                 return
-            made = bench.trials(points)
-            self._journal.add(task.key, bench.fingerprint, self._where, made)
-            trials |= {trial.point: trial for trial in made}
-            best = max((t.ratio for t in trials.values()), default=0.0)
-            self._observer.tried(planned, made, best)
+            bench.trials(points, told=over)
+            self._journal.sync()
         if bench.odd:
             self._observer.remark(f"{task.name}: the clock jumped; {bench.odd} samples left out")
 

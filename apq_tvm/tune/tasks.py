@@ -122,9 +122,9 @@ class Task:
     def _ask(self, kernel: LinearKernel) -> Any:
         return lambda decide: kernel.ask(self.spec, self.profile, decide)
 
-    def preparation(self, kernel: LinearKernel) -> Preparation | None:
-        """What the kernel wants done to x."""
-        return kernel.prepare(kernel.choose(self.spec, self.profile, Defaults()))
+    def preparation(self, kernel: LinearKernel, decide: Decide | None = None) -> Preparation | None:
+        """What the kernel wants done to x, as it is decided, or by default."""
+        return kernel.prepare(kernel.choose(self.spec, self.profile, decide or Defaults()))
 
     def _ask_preparation(self, decide: Decide) -> None:
         made = self.preparation(self.kernel_named(self.kernel))

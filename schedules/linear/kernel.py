@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from apq_tvm.ops.graph.shapes import Dim
     from apq_tvm.ops.images.windows import Geometry
     from apq_tvm.ops.linear.spec import LinearSpec
+    from apq_tvm.tensorize.meaning.folded_rows import FoldedRows
     from apq_tvm.types import DeviceProfile
 
 PARALLEL_WEIGHTS = 1 << 16
@@ -45,6 +46,8 @@ class Preparation:
         PrimFunc ``(*inputs, x)`` that makes x → one that makes x, as a matrix of rows, and does
         this too, ``(*inputs, x, *outputs)``: a launch less. None where there is none; it raises
         `NotApplicable` where there is none for that function.
+    folded : FoldedRows or None
+        What x comes to mean where its codes depend on each other; else what plain rounding gives.
     decide : Decide
         Who answers, for `func` and then for its schedule.
     """
@@ -56,6 +59,7 @@ class Preparation:
     gather: Callable[..., Any] | None = None
     gathers: bool = False
     behind: Callable[[Any], Any] | None = None
+    folded: FoldedRows | None = field(default=None, compare=False)
     decide: Decide = field(default_factory=Defaults, compare=False)
 
     @cached_property
