@@ -16,6 +16,7 @@ from apq_tvm.codegen.build.kernels import build_kernels
 from apq_tvm.errors import BuildError, NotApplicable
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.graph.lets import spill_lets
+from apq_tvm.schedules.linear.kernel import Preparation
 from apq_tvm.schedules.recorded import fingerprint
 from apq_tvm.tensorize.meaning.folded_rows import FoldedRows
 from apq_tvm.tune.inputs import (
@@ -30,7 +31,7 @@ from apq_tvm.tune.program import INPUT, SCRATCH, WEIGHTS, Batch, Call, Expected,
 from apq_tvm.tune.space import Point, covering
 from apq_tvm.tune.tasks import Task, packed_arrays
 from apq_tvm.tuning_logs.records import FUNCTION
-from apq_tvm.types import DeviceProfile
+from apq_tvm.types import Array, DeviceProfile
 
 _NS_PER_BYTE, _NS_PER_MAC = 0.04, 0.03
 """As `apq_tvm.codegen.graph.work` estimates calls."""
@@ -149,13 +150,18 @@ class Workshop(Builder):
         super().__init__(task.profile, folder, threads)
         self.task = task
         self._first: dict[str, tuple[tuple[int, ...], tuple[Built, ...]]] = {}
-        self._sets = activations(task.spec.scheme, task.spec.k, task.m, seed=task.spec.n + task.m)
+        self._sets = self.activations()
         self._x = self._add(INPUT, *(s.x for s in self._sets))
         arrays = packed_arrays(task)
         self._weights = {name: self._add(WEIGHTS, array) for name, array in arrays.items()}
         self._y = self._add(SCRATCH, np.zeros((task.m, task.spec.n), np.float32))
         self._expected: dict[FoldedRows | None, tuple[Expected, ...]] = {}
         self._alone: bool | None = None
+
+    def activations(self) -> list[Activations]:
+        """Sets of inputs."""
+        task = self.task
+        return activations(task.spec.scheme, task.spec.k, task.m, seed=task.spec.n + task.m)
 
     @property
     def loose(self) -> float:
@@ -251,10 +257,13 @@ class Workshop(Builder):
     def _outputs(self, preparation: Any) -> tuple[int, ...]:
         """Operands that a preparation writes."""
         if preparation.key not in self._first:
-            count = 1 + len(preparation.weights)
-            made = outputs(preparation.func, count, self.task.m)
+            made = self._arrays(preparation)
             self._first[preparation.key] = tuple(self._add(SCRATCH, array) for array in made), ()
         return self._first[preparation.key][0]
+
+    def _arrays(self, preparation: Preparation) -> list[Array]:
+        """Zeroed arrays for what a preparation writes."""
+        return outputs(preparation.func, 1 + len(preparation.weights), self.task.m)
 
     def _default_preparation(self, preparation: Any) -> Built:
         func = self.task.prepared(preparation, Defaults())[0]

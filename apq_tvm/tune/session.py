@@ -29,6 +29,7 @@ from apq_tvm.tune.ratios import CONFIDENCE, Ratio
 from apq_tvm.tune.search import BATCH, best_of, needs_trees, search_for
 from apq_tvm.tune.space import Point, Space
 from apq_tvm.tune.tasks import Task
+from apq_tvm.tune.windows import WindowsTask, WindowsWorkshop
 from apq_tvm.tuning_logs.records import FUNCTION, TIMED, Record
 from apq_tvm.types import DeviceProfile
 
@@ -295,8 +296,7 @@ class Tuner:
         default = space.points[0]
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         try:
-            make = Workshop if isinstance(task, Task) else FunctionWorkshop
-            workshop = make(task, folder, self._settings.threads)  # type: ignore[arg-type]
+            workshop = workshop_of(task, folder, self._settings.threads)
             bench = Bench(workshop, self._linker, self._device, folder, default)
             known = self._journal.trials(task.key, bench.fingerprint, self._where)
             trials = {trial.point: trial for trial in known if trial.point in set(space.points)}
@@ -395,6 +395,14 @@ class Tuner:
             how=self._settings.how, machine=self._machine, date=date.today().isoformat(),
             versions=versions(),
         )  # fmt: skip
+
+
+def workshop_of(task: Task | GraphTask, folder: Path, threads: int) -> Workshop | FunctionWorkshop:
+    """That of a task's kind."""
+    if isinstance(task, GraphTask):
+        return FunctionWorkshop(task, folder, threads)
+    make = WindowsWorkshop if isinstance(task, WindowsTask) else Workshop
+    return make(task, folder, threads)  # type: ignore[arg-type]
 
 
 def _not_sure(ratio: Ratio | None) -> str:

@@ -13,7 +13,7 @@ from apq_tvm.errors import ApqError
 from apq_tvm.tensorize.meaning.folded_rows import FoldedRows
 from apq_tvm.tune.api import devices_of, plan_of
 from apq_tvm.tune.candidates import Workshop
-from apq_tvm.tune.measure import OK, WRONG, Bench
+from apq_tvm.tune.measure import OK, Bench
 from apq_tvm.tune.program import Linker
 from apq_tvm.tune.space import covering
 from apq_tvm.tune.tasks import extract
