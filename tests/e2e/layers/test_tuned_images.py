@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from apq_tvm.codegen.build.toolchain import find_toolchain
 from apq_tvm.explain import explain, explanation_lines
 from apq_tvm.module import load_module
 from apq_tvm.schedules.decide import Recorded
+from apq_tvm.schedules.linear.kernel import windows_func
+from apq_tvm.schedules.recorded import fingerprint
 from apq_tvm.tune.api import plan_of, tune
 from apq_tvm.tune.functions import FunctionWorkshop, GraphTask, extract_functions
 from apq_tvm.tune.local import Local
@@ -122,34 +125,28 @@ def test_candidates_of_attention_are_right(sentences: Path, tmp_path: Path, requ
 def test_a_planted_wrong_rounding_of_windows_is_found(
     images: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Windows of another padding, under the name of a candidate."""
+    """Codes of 7 bits in the place of 8, right in themselves, under the name of a candidate."""
     task = next(
         t for t in tasks_of(images, "W4A8g32", n=1)
         if isinstance(t, WindowsTask) and len(t.space().points) > 3
     )  # fmt: skip
-    points, scheduled = task.space().points, WindowsWorkshop.scheduled
+    points, scheduled, made = task.space().points, WindowsWorkshop.scheduled, task.made
+    assert made is not None and made.geometry is not None
+    shape = ("d0", *task.image[1:])
+    coarse = windows_func((32, 32), 7, False, shape, made.geometry, (0, task.image[-1]))
 
     def planted(self: Any, point: Point) -> Any:
         if point != points[1]:
             return scheduled(self, point)
-        scale, text = "float32(0.0078740157480314959)", scheduled(self, point)
-        from tvm import tirx
-        from tvm_ffi import structural_map
-
-        def other(number: Any) -> Any:
-            known = str(number.dtype) == "float32" and 0.0078 < float(number.value) < 0.0079
-            return tirx.const(0.0079, "float32") if known else number
-
-        assert scale
-        return text.with_body(structural_map(text.body, (tirx.FloatImm, other)))
+        return task.prepared(replace(made, make=coarse), task.decided(point))[0]
 
     monkeypatch.setattr(WindowsWorkshop, "scheduled", planted)
     bench = Bench(
         WindowsWorkshop(task, tmp_path, 1), Linker(find_toolchain(), tmp_path), Local(), tmp_path,
         points[0],
     )  # fmt: skip
-    made = bench.trials(points[1:3], rounds=1)
-    assert [trial.status for trial in made] == [WRONG, OK]
+    tried = bench.trials(points[1:3], rounds=1)
+    assert [trial.status for trial in tried] == [WRONG, OK]
 
 
 def other_record(task: Any) -> Record:
@@ -158,8 +155,6 @@ def other_record(task: Any) -> Record:
     assert answers
     name = task.name if isinstance(task, WindowsTask) else task.kernel
     default = workshop_of(task, Path("/nowhere"), 1).scheduled(task.space().points[0])
-    from apq_tvm.schedules.recorded import fingerprint
-
     return Record("function", name, answers, fingerprint(default), interval=(1.1, 1.2), ratio=1.15)
 
 
@@ -208,8 +203,6 @@ def test_a_net_is_tuned(images: Path, tmp_path: Path) -> None:
 
 def test_every_candidate_of_attention_is_another_program(sentences: Path) -> None:
     """What is decided is what the schedule takes: no two points of the space are one."""
-    from apq_tvm.schedules.recorded import fingerprint
-
     tasks = {task.kernel: task for task in tasks_of(sentences, "W8A8")}
     for name in ("attention", "pack_keys"):
         points = tasks[name].space().points
