@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apq_tvm.errors import BadInput
@@ -27,7 +27,8 @@ def explain(path: AnyPath, layer: str | None = None) -> dict[str, Any]:
     -------
     dict
         ``module``, ``batch``, ``attention``, ``target``, ``features`` and ``layers``: ``name``,
-        ``scheme``, ``kernels``, ``rejected`` and ``note`` of each. Where the library chooses
+        ``scheme``, ``kernels``, ``rejected`` and ``note`` of each; ``functions`` that the tuner's
+        records decided: ``name``, ``decisions`` and ``source``. Where the library chooses
         between devices, ``variants`` too: ``target``, ``features`` and ``layers`` of each.
 
     Raises
@@ -67,7 +68,10 @@ def _report(
 
     def chosen(part: Mapping[str, Any]) -> dict[str, Any]:
         layers = [entry for entry in part["layers"] if wanted.search(entry["name"])]
+        told = [f for f in part.get("functions", []) if _source(f)] if not layer else []
+        decided = [{key: f[key] for key in ("name", "decisions", "source")} for f in told]
         return {
+            **({"functions": decided} if decided else {}),
             "target": part.get("target", ""),
             "features": part.get("features", []),
             "layers": [{key: entry[key] for key in keep if key in entry} for entry in layers],
@@ -112,7 +116,15 @@ def explanation_lines(report: Mapping[str, Any]) -> list[str]:
     lines = [f"target {report['target']}: {' '.join(report['features'])}"]
     for story, names in stories.items():
         lines += ["", *names, *(f"  {line}" for line in story)]
-    return lines
+    return lines + _function_lines(report.get("functions", []))
+
+
+def _function_lines(functions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is no layer and was decided by records."""
+    if not functions:
+        return []
+    made = [f"  {f['name']} ({_decided(f)}){_source(f)}" for f in functions]
+    return ["", "functions decided by records", *made]
 
 
 def _batch_lines(batch: Mapping[str, Any]) -> list[str]:

@@ -573,6 +573,8 @@ class LoweredModel:
     apart : mapping of str to str
         By the name of an attention that its kernel declined here, which plain operators compute:
         why.
+    gathered : mapping of str to sequence of str
+        PrimFunc name of a preparation of windows → the layers that read it first.
     """
 
     packed: PackedModel
@@ -582,6 +584,7 @@ class LoweredModel:
     linears: Mapping[str, Any]
     preparations: Mapping[str, Any] = field(default_factory=dict)
     apart: Mapping[str, str] = field(default_factory=dict)
+    gathered: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def lower(
         mod = _fuse(prepare_behind(mod, linears.always_prepared()))
     return LoweredModel(
         packed, mod, params, linears.variants, linears.funcs, linears.preparations,
-        attentions.declined,
+        attentions.declined, linears.gathered,
     )  # fmt: skip
 
 

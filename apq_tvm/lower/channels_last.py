@@ -147,4 +147,5 @@ class ChannelsLastLowering:
         size = "x".join(map(str, shape))
         parts = (preparation.key, size, source.geometry.name, *map(str, source.channels))
         key = "_".join(["windows", *parts])
-        return source.x, replace(preparation, key=key, make=make, gather=None, gathers=True)
+        mine = replace(preparation, key=key, make=make, gather=None)
+        return source.x, replace(mine, geometry=source.geometry, image=given)

@@ -60,6 +60,8 @@ class LinearLowering:
         By PrimFunc name.
     preparations : dict of str to Preparation
         By PrimFunc name.
+    gathered : dict of str to list of str
+        As in `LoweredModel.gathered`.
     variants : dict of str to tuple of Variant
         As in `LoweredModel.variants`.
     """
@@ -80,6 +82,7 @@ class LinearLowering:
         self._entry: dict[tuple[LinearSpec, str, tuple[int, ...]], _Entry] = {}
         self._prepared: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self.preparations: dict[str, Preparation] = {}
+        self.gathered: dict[str, list[str]] = {}
         self._needed: dict[str, set[tuple[int, int]]] = {}
         self._vars: dict[str, relax.GlobalVar] = {}
         self.funcs: dict[str, LinearFunc] = {}
@@ -105,7 +108,7 @@ class LinearLowering:
         weights = self._param_vars(node.name)
         args: list[Any] = []
         for preparation in entry.preparations:
-            args += self._prepare(bb, x, x2d, m, preparation, weights)
+            args += self._prepare(bb, node.name, (x, x2d, m), preparation, weights)
         if entry.takes_x:
             args.append(x2d)
         args += weights.values()
@@ -209,13 +212,16 @@ class LinearLowering:
     def _prepare(
         self,
         bb: relax.BlockBuilder,
-        x: Any,
-        x2d: Any,
-        m: Any,
+        layer: str,
+        given: tuple[Any, Any, Any],
         preparation: Preparation,
         weights: Mapping[str, Any],
     ) -> tuple[Any, ...]:
-        """The outputs of a preparation of x; layers that read one x share them."""
+        """The outputs of a preparation of x; layers that read one x share them.
+
+        `given` are x, x as a matrix and its rows.
+        """
+        x, x2d, m = given
         read = tuple(weights[name] for name in preparation.weights)
         key = (x, preparation.key, read)
         if key not in self._prepared:
@@ -223,6 +229,8 @@ class LinearLowering:
             if gathered is not None:
                 x2d, preparation = gathered[0], self._decided(gathered[1])
             name = preparation.key
+            if preparation.gathers:
+                self.gathered.setdefault(name, []).append(layer)
             if name not in self._vars:
                 func = preparation.func.with_attr("global_symbol", name)
                 self._vars[name] = bb.add_func(func, name)

@@ -16,13 +16,22 @@ from apq_tvm.codegen.build.kernels import build_kernels
 from apq_tvm.errors import BuildError, NotApplicable
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.graph.lets import spill_lets
+from apq_tvm.schedules.linear.kernel import Preparation
 from apq_tvm.schedules.recorded import fingerprint
-from apq_tvm.tune.inputs import APPROXIMATE, LOOSE, Activations, activations, expected
+from apq_tvm.tensorize.meaning.folded_rows import FoldedRows
+from apq_tvm.tune.inputs import (
+    APPROXIMATE,
+    LOOSE,
+    Activations,
+    activations,
+    expected,
+    expected_folded,
+)
 from apq_tvm.tune.program import INPUT, SCRATCH, WEIGHTS, Batch, Call, Expected, Operand
-from apq_tvm.tune.space import Point
+from apq_tvm.tune.space import Point, covering
 from apq_tvm.tune.tasks import Task, packed_arrays
 from apq_tvm.tuning_logs.records import FUNCTION
-from apq_tvm.types import DeviceProfile
+from apq_tvm.types import Array, DeviceProfile
 
 _NS_PER_BYTE, _NS_PER_MAC = 0.04, 0.03
 """As `apq_tvm.codegen.graph.work` estimates calls."""
@@ -141,12 +150,18 @@ class Workshop(Builder):
         super().__init__(task.profile, folder, threads)
         self.task = task
         self._first: dict[str, tuple[tuple[int, ...], tuple[Built, ...]]] = {}
-        self._sets = activations(task.spec.scheme, task.spec.k, task.m, seed=task.spec.n + task.m)
+        self._sets = self.activations()
         self._x = self._add(INPUT, *(s.x for s in self._sets))
         arrays = packed_arrays(task)
         self._weights = {name: self._add(WEIGHTS, array) for name, array in arrays.items()}
         self._y = self._add(SCRATCH, np.zeros((task.m, task.spec.n), np.float32))
-        self._expected: tuple[Expected, ...] = ()
+        self._expected: dict[FoldedRows | None, tuple[Expected, ...]] = {}
+        self._alone: bool | None = None
+
+    def activations(self) -> list[Activations]:
+        """Sets of inputs."""
+        task = self.task
+        return activations(task.spec.scheme, task.spec.k, task.m, seed=task.spec.n + task.m)
 
     @property
     def loose(self) -> float:
@@ -154,12 +169,17 @@ class Workshop(Builder):
         scheme = self.task.spec.scheme
         return LOOSE if scheme is not None and scheme.family in APPROXIMATE else 1.0
 
-    def expected(self) -> tuple[Expected, ...]:
-        """Results for every set of inputs, computed once."""
-        if not self._expected:
-            dense = self.task.dense()
-            self._expected = tuple(expected(_values(s), dense) for s in self._sets)
-        return self._expected
+    def expected(self, folded: FoldedRows | None = None) -> tuple[Expected, ...]:
+        """Results for every set of inputs, computed once for each way to fold them."""
+        if folded not in self._expected:
+            dense, tensor = self.task.dense(), self.task.tensor
+            if folded is None:
+                made = [expected(_values(s), dense) for s in self._sets]
+            else:
+                scales = None if tensor is None else tensor.scales
+                made = [expected_folded(s.x, folded, dense, scales) for s in self._sets]
+            self._expected[folded] = tuple(made)
+        return self._expected[folded]
 
     def scheduled(self, point: Point) -> Any:
         """The PrimFunc of a candidate.
@@ -182,14 +202,18 @@ class Workshop(Builder):
     def batch(self, candidates: Sequence[Built]) -> tuple[Batch, list[Path]]:
         """The batch of these candidates, the default first, and all object files."""
         calls, timed, objects = [], [], dict[Path, None]()
+        means: list[FoldedRows | None] = []
         for built in candidates:
             mine, span, needed = self._calls(built)
             calls.append(tuple(mine))
             timed.append(span)
             objects |= dict.fromkeys(path for b in needed for path in b.objects)
+            made = self._preparation_of(built.point)
+            means.append(made.folded if made is not None else None)
+        kinds = list(dict.fromkeys(means))
         batch = Batch(
-            tuple(self._operands), tuple(calls), self._y, self.expected(), self.threads,
-            tuple(timed),
+            tuple(self._operands), tuple(calls), self._y, tuple(map(self.expected, kinds)),
+            self.threads, tuple(timed), tuple(map(kinds.index, means)),
         )  # fmt: skip
         return batch, list(objects)
 
@@ -199,9 +223,7 @@ class Workshop(Builder):
         Kernels that want their activations prepared alike are timed without that.
         """
         task = self.task
-        name = task.kernel if task.op == FUNCTION else built.point.kernel
-        kernel = task.kernel_named(name)
-        preparation = task.preparation(kernel)
+        preparation = self._preparation_of(built.point)
         if task.op == FUNCTION:
             reader = self._default_kernel()
             made = self._outputs(preparation)
@@ -216,19 +238,32 @@ class Workshop(Builder):
             self._prepare_call(preparation, before.function, made),
             self._kernel_call(built.function, made),
         ]
-        keys = {p.key if p else "" for p in map(self._preparation_of, task.kernels)}
-        return calls, (0 if len(keys) > 1 else 1, 2), [before, built]
+        return calls, (1 if self._prepared_alike() else 0, 2), [before, built]
 
-    def _preparation_of(self, kernel: str) -> Any:
-        return self.task.preparation(self.task.kernel_named(kernel))
+    def _preparation_of(self, point: Point) -> Any:
+        """What a candidate wants done to x."""
+        task = self.task
+        if task.op == FUNCTION:
+            return task.preparation(task.kernel_named(task.kernel))
+        return task.preparation(task.kernel_named(point.kernel), task.decided(point))
+
+    def _prepared_alike(self) -> bool:
+        """Whether every candidate of the task has its activations prepared in one way."""
+        if self._alone is None:
+            made = map(self._preparation_of, covering(self.task.space().points))
+            self._alone = len({p.key if p else "" for p in made}) == 1
+        return self._alone
 
     def _outputs(self, preparation: Any) -> tuple[int, ...]:
         """Operands that a preparation writes."""
         if preparation.key not in self._first:
-            count = 1 + len(preparation.weights)
-            made = outputs(preparation.func, count, self.task.m)
+            made = self._arrays(preparation)
             self._first[preparation.key] = tuple(self._add(SCRATCH, array) for array in made), ()
         return self._first[preparation.key][0]
+
+    def _arrays(self, preparation: Preparation) -> list[Array]:
+        """Zeroed arrays for what a preparation writes."""
+        return outputs(preparation.func, 1 + len(preparation.weights), self.task.m)
 
     def _default_preparation(self, preparation: Any) -> Built:
         func = self.task.prepared(preparation, Defaults())[0]

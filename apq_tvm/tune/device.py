@@ -82,11 +82,15 @@ class Device(Protocol):
         checked there and nothing is recorded as faster.
     cold_bytes : int
         Memory that copies of weights may take there; 256 MiB keep them out of any cache.
+    streams : bool
+        Whether `run` tells lines as they come. Where it does not, a search gives each candidate a
+        run of its own, so that what it came to is known before the next begins.
     """
 
     name: str
     speed: bool
     cold_bytes: int
+    streams: bool
 
     def describe(self) -> str:
         """The machine in one line for records: ``"AMD EPYC 9B45, 2 cores"``.

@@ -1,4 +1,4 @@
-"""Tasks of functions that are no linear layers: softmax, norms, attention, fused elementwise ones.
+"""Tasks of functions that are no linear layers: softmax, norms, attention, images, fused ones.
 
 A record of one is found again by the hash of its default schedule. What a candidate must give is
 what the function gives unscheduled, as plain loops.
@@ -16,20 +16,26 @@ import numpy as np
 
 from apq_tvm.schedule import operation
 from apq_tvm.schedules.decide import Decide, Defaults, Recorded, Recording
-from apq_tvm.schedules.graph.lets import spill_lets
 from apq_tvm.schedules.graph.rules import schedule_function
 from apq_tvm.schedules.recorded import fingerprint
+from apq_tvm.tune import attended
 from apq_tvm.tune.candidates import Builder, Built
+from apq_tvm.tune.plain import plain_function
 from apq_tvm.tune.program import INPUT, SCRATCH, Batch, Call, Expected
+from apq_tvm.tune.sizes import shapes_of
 from apq_tvm.tune.space import Point, Space, space_of
+from apq_tvm.tune.windows import WindowsTask, windows_tasks
 from apq_tvm.tuning_logs.records import FUNCTION
 from apq_tvm.types import Array, DeviceProfile, KernelPlan
 
-SIZES = (1, 128)
-"""Of symbolic dimensions where the user gives none: of the first of a tensor, and of others."""
+ATTENTION = ("attention", "pack_keys")
+"""Whose sizes depend on each other, and whose results `apq_tvm.tune.attended` knows."""
 
-OPERATIONS = ("batch_matmul", "generic", "layernorm", "softmax")
-"""Whose arguments may be any floats of any sizes: attention's sizes depend on each other."""
+WINDOWS = ("convolution", "depthwise", "pool")
+"""Of images; what of a window lies outside is left out, so that all sizes do."""
+
+OPERATIONS = ("batch_matmul", "generic", "layernorm", "softmax", *WINDOWS, *ATTENTION)
+"""Whose arguments may be any floats."""
 
 MOST_ELEMENTS = 1 << 25
 """Of all tensors of a function that is tuned."""
@@ -39,6 +45,9 @@ _SETS = (1.0, 30.0, 1e-4)
 
 _ERROR = 3e-6
 """Of a result, against the largest of its row: float32 sums in another order."""
+
+_TERMS = 16
+"""Of a sum, from which on that error grows with the root of their number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +103,18 @@ class GraphTask:
     @property
     def share(self) -> float:
         """A rough time of its calls in one run, in nanoseconds."""
-        return len(self.layers) * 0.5 * sum(int(np.prod(s, dtype=np.int64)) for s in self.shapes)
+        sizes = [int(np.prod(s, dtype=np.int64)) for s in self.shapes]
+        return len(self.layers) * (0.5 * sum(sizes) + 0.02 * self.terms * sizes[-1])
+
+    @property
+    def terms(self) -> int:
+        """Operations of an element of the result, where they are many."""
+        attrs = self.func.attrs
+        each = int(attrs["apq.work"]) if self.kernel in (*WINDOWS, *ATTENTION) else 0
+        if self.kernel == "attention":
+            tensor, axis = (int(n) for n in attrs["apq.work_along"])
+            each *= self.shapes[tensor][axis]
+        return each
 
     def scheduled(self, decide: Decide) -> Any:
         """The PrimFunc as a module holds it."""
@@ -114,8 +134,8 @@ class GraphTask:
         return {n: v for n, v in point.decisions if default.taken.get(n) != v}
 
 
-def extract_functions(plan: KernelPlan, sizes: Mapping[str, int]) -> list[GraphTask]:
-    """Functions of a model that have float tensors alone and one result.
+def extract_functions(plan: KernelPlan, sizes: Mapping[str, int]) -> list[GraphTask | WindowsTask]:
+    """Functions of a model that have float tensors alone and one result, and roundings of windows.
 
     Parameters
     ----------
@@ -135,13 +155,18 @@ def extract_functions(plan: KernelPlan, sizes: Mapping[str, int]) -> list[GraphT
     kernels = by_name(linear_kernels(plan.profile))
     lowered = lower(pack(plan, Silent()), kernels, default_decisions)
     text = lowered.mod["main"].script()
-    tasks = []
+    tasks: list[GraphTask | WindowsTask] = windows_tasks(lowered, sizes)
     for var, func in lowered.mod.functions.items():
         name = var.name_hint
         known = name in lowered.linears or name in lowered.preparations
         if known or not isinstance(func, tirx.PrimFunc) or not _is_plain(func):
             continue
-        shapes = _shapes(func, sizes)
+        shapes = shapes_of(func, sizes)
+        if operation(func) in ATTENTION:
+            fitting = attended.consistent(func, shapes)
+            if fitting is None:
+                continue
+            shapes = fitting
         calls = max(1, text.count(f"cls.{name},"))
         if sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes) <= MOST_ELEMENTS:
             tasks.append(GraphTask(func, plan.profile, shapes, (name,) * calls))
@@ -164,30 +189,11 @@ def _is_plain(func: Any) -> bool:
     buffers = _buffers(func)
     if len(buffers) < 2 or not all(hasattr(b, "shape") for b in buffers):
         return False
-    if {str(b.dtype) for b in buffers} != {"float32"} or not buffers[-1].shape:
+    halves = {"float16"} if operation(func) == "attention" else set()  # of a cache
+    if {str(b.dtype) for b in buffers} - halves != {"float32"} or not buffers[-1].shape:
         return False
     written = {store.buffer.name for store in collect(func.body, tirx.BufferStore)}
     return not written & {buffer.name for buffer in buffers[:-1]}
-
-
-def _shapes(func: Any, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
-    """Shapes with numbers for symbols."""
-    from tvm import sym, tirx
-    from tvm_ffi import structural_map
-
-    simplify, known = sym.Analyzer().simplify, dict[Any, Any]()
-    buffers = _buffers(func)
-    for buffer in buffers:
-        for axis, dim in enumerate(buffer.shape):
-            if isinstance(dim, tirx.Var) and dim not in known:
-                size = sizes.get(str(dim.name), SIZES[axis > 0 or len(buffer.shape) == 1])
-                known[dim] = tirx.const(size, str(dim.dtype) if hasattr(dim, "dtype") else "int64")
-
-    def number(dim: Any) -> int:
-        value = structural_map(dim, (tirx.Var, lambda var: known.get(var, tirx.const(4, "int64"))))
-        return int(simplify(value))
-
-    return tuple(tuple(number(dim) for dim in buffer.shape) for buffer in buffers)
 
 
 class FunctionWorkshop(Builder):
@@ -207,11 +213,10 @@ class FunctionWorkshop(Builder):
     def __init__(self, task: GraphTask, folder: Path, threads: int) -> None:
         super().__init__(task.profile, folder, threads)
         self.task = task
-        rng = np.random.default_rng(len(task.layers))
-        self._inputs = [
-            [(size * rng.standard_normal(shape)).astype(np.float32) for size in _SETS]
-            for shape in task.shapes[:-1]
-        ]
+        if task.kernel in ATTENTION:
+            self._inputs = attended.inputs_of(task.func, task.shapes, len(task.layers))
+        else:
+            self._inputs = _inputs(task)
         self._args = tuple(self._add(INPUT, *arrays) for arrays in self._inputs)
         self._y = self._add(SCRATCH, np.zeros(task.shapes[-1], np.float32))
         self._expected: tuple[Expected, ...] = ()
@@ -223,44 +228,54 @@ class FunctionWorkshop(Builder):
     def batch(self, candidates: Sequence[Built]) -> tuple[Batch, list[Path]]:
         """The batch of these candidates, the default first, and all object files."""
         args = (*self._args, self._y)
-        work = self._bytes(args) * 0.25
-        calls = tuple((Call(built.function, args, work),) for built in candidates)
+        work = self._bytes(args) * 0.25 + 0.02 * self.task.terms * np.prod(self.task.shapes[-1])
+        calls = tuple((Call(built.function, args, float(work)),) for built in candidates)
         paths = list(dict.fromkeys(path for built in candidates for path in built.objects))
         operands = tuple(self._operands)
-        return Batch(operands, calls, self._y, self.expected(), self.threads), paths
+        return Batch(operands, calls, self._y, (self.expected(),), self.threads), paths
 
     def expected(self) -> tuple[Expected, ...]:
         """Results of the unscheduled function for every set of inputs, computed once."""
+        task = self.task
+        if not self._expected and task.kernel in ATTENTION:
+            self._expected = tuple(
+                attended.expected_of(task.func, arrays, task.shapes[-1])
+                for arrays in zip(*self._inputs, strict=True)
+            )
         if not self._expected:
-            plain = _plain(self.task.func)
+            plain = plain_function(task.func)
             made = []
             for arrays in zip(*self._inputs, strict=True):
-                y = np.zeros(self.task.shapes[-1], np.float32)
+                y = np.zeros(task.shapes[-1], np.float32)
                 plain(arrays, y)
-                made.append(_expected_of(y))
+                made.append(_expected_of(y, max(1.0, (task.terms / _TERMS) ** 0.5)))
             self._expected = tuple(made)
         return self._expected
 
 
-def _plain(func: Any) -> Any:
-    """The function as it is written, for this machine."""
-    import tvm
+def _inputs(task: GraphTask) -> list[list[Array]]:
+    """Of every argument but the last, its array in each set of inputs.
 
-    from apq_tvm.codegen.build.pipeline import build
+    Of images also what is blank, and what has one bright point or every other one dark.
+    """
+    rng = np.random.default_rng(len(task.layers))
+    made = [
+        [(size * rng.standard_normal(shape)).astype(np.float32) for size in _SETS]
+        for shape in task.shapes[:-1]
+    ]
+    if task.kernel in WINDOWS:
+        blank = np.zeros(task.shapes[0], np.float32)
+        point, stripes = blank.copy(), blank + 50
+        point.flat[point.size // 2] = 1e4
+        stripes.reshape(-1)[::2] *= -1
+        made[0] += [blank, point, stripes]
+        for arrays in made[1:]:
+            arrays += [arrays[0]] * 3
+    return made
 
-    mod = tvm.IRModule({"main": spill_lets(func).with_attr("global_symbol", "main")})
-    built = build(mod, tvm.target.Target("llvm"), checked=False)
 
-    def call(inputs: Sequence[Array], y: Array) -> None:
-        tensors = [tvm.runtime.tensor(array) for array in (*inputs, y)]
-        built["main"](*tensors)
-        y[...] = tensors[-1].numpy()
-
-    return call
-
-
-def _expected_of(y: Array) -> Expected:
-    """What rows must be, and how near."""
+def _expected_of(y: Array, terms: float = 1.0) -> Expected:
+    """What rows must be, and how near; `terms` is by how much errors of sums are larger."""
     rows = y.reshape(-1, y.shape[-1])
     largest = np.abs(rows).max(axis=1)
-    return Expected(rows, (_ERROR * largest + 1e-6 * float(largest.max()) + 1e-30))
+    return Expected(rows, (terms * _ERROR * largest + terms * 1e-6 * float(largest.max()) + 1e-30))

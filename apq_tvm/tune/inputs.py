@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from apq_tvm.tensorize.meaning.folded_rows import FoldedRows
 from apq_tvm.tune.program import Expected
 from apq_tvm.types import F32, F64, Array, Scheme
 
@@ -128,10 +129,42 @@ def _steps(kinds: Array, rng: np.random.Generator, groups: int) -> Array:
     return steps
 
 
-def expected(values: F64, weight: F32) -> Expected:
-    """The product [M, N] of what is multiplied, and how far from it a kernel may be."""
+def expected(values: F64, weight: F32, slack: Array | float = 0.0) -> Expected:
+    """The product [M, N] of what is multiplied, and how far from it a kernel may be.
+
+    `slack` is added to that, of every row.
+    """
     want = values @ weight.T.astype(np.float64)
     with np.errstate(over="ignore", under="ignore"):
         reach = (np.abs(values) @ np.abs(weight.T).astype(np.float64)).max(axis=1)
-    tolerance = (RELATIVE_ERROR * reach + 1e-35).astype(np.float32)
+    tolerance = (RELATIVE_ERROR * reach + 1e-35 + slack).astype(np.float32)
     return Expected(want.astype(np.float32), tolerance)
+
+
+def expected_folded(x: F32, rows: FoldedRows, weight: F32, scales: Array | None) -> Expected:
+    """As `expected`, of a kernel whose activations are folded.
+
+    Parameters
+    ----------
+    x : float32 [M, K]
+    rows : FoldedRows
+    weight : float32 [N, K]
+    scales : ndarray [N, groups] or None
+        Of the weights' codes.
+
+    Notes
+    -----
+    What a chunk's sum is too large by is rounded by half a step of an activation and of a code;
+    rows with zero points are multiplied and moved in one operation or in two, so that one of their
+    codes may be another.
+    """
+    values, steps = rows.values(x)
+    slack = np.zeros(len(x))
+    if rows.rounds and scales is not None:
+        of_chunks = np.abs(scales.astype(np.float64))
+        times = -(-steps.shape[1] // of_chunks.shape[1])
+        repeated = np.repeat(of_chunks, times, axis=1)[:, : steps.shape[1]]
+        slack += 0.5 * (steps @ repeated.T).max(axis=1)
+    if rows.asymmetric:
+        slack += steps.max(axis=1) * float(np.abs(weight).max(initial=0))
+    return expected(values, weight, slack)

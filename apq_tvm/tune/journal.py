@@ -1,16 +1,18 @@
 """Trials that were made, so that a tuner that starts again repeats none.
 
-One JSON object a line, appended and synced as each batch ends: a tuner that is killed loses the
-batch in flight at most, and a torn last line is passed over. A lock lets several write one file.
+One JSON object a line, appended as each trial ends: a tuner that is killed loses the trial in
+flight at most, and a torn last line is passed over. The file is synced as each batch ends, against
+a machine that dies. A lock lets several write one file.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +76,13 @@ class Journal:
     def trials(self, task: str, schedule: str, machine: str) -> list[Trial]:
         """Trials of a task, beside the same default on the same machine."""
         wanted = {"task": task, "schedule": schedule, "machine": machine}
-        return [
-            _trial(line)
-            for line in self._lines()
-            if all(line.get(name) == value for name, value in wanted.items())
-        ]
+        found = []
+        for line in self._lines():
+            if all(line.get(name) == value for name, value in wanted.items()):
+                # A trial of a damaged line is made again.
+                with suppress(ValueError, TypeError, KeyError):
+                    found.append(_trial(line))
+        return found
 
     def finished(self, task: str, schedule: str, machine: str) -> dict[str, Any] | None:
         """What was written when the task ended, None if it did not."""
@@ -90,26 +94,46 @@ class Journal:
         ]
         return ends[-1] if ends else None
 
-    def add(self, task: str, schedule: str, machine: str, trials: Sequence[Trial]) -> None:
-        """Write trials, whole and for good."""
+    def add(
+        self, task: str, schedule: str, machine: str, trials: Sequence[Trial], sync: bool = True
+    ) -> None:
+        """Write trials.
+
+        Parameters
+        ----------
+        task, schedule, machine : str
+        trials : sequence of Trial
+        sync : bool
+            False while others are timed: what is written then outlives the process, and its power
+            supply after `sync`.
+
+        Raises
+        ------
+        OutputFailed
+            The file cannot be written: no room, no right.
+        """
         head = {"task": task, "schedule": schedule, "machine": machine}
-        self._append([{**head, **_words(trial)} for trial in trials])
+        self._append([{**head, **_words(trial)} for trial in trials], sync)
 
     def end(self, task: str, schedule: str, machine: str, **words: Any) -> None:
         """Write that a task is done."""
         self._append([{"end": task, "schedule": schedule, "machine": machine, **words}])
 
-    def _append(self, lines: Sequence[dict[str, Any]]) -> None:
+    def sync(self) -> None:
+        """Have what was written on the disk."""
+        if self.path.exists():
+            self._append([])
+
+    def _append(self, lines: Sequence[dict[str, Any]], sync: bool = True) -> None:
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
         with locked(self.path):
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             try:
-                size = os.fstat(file).st_size
-                torn = size and os.pread(file, 1, size - 1) != b"\n"
-                os.write(file, ("\n" if torn else "").encode() + text.encode())
-                os.fsync(file)
-            finally:
-                os.close(file)
+                _write_behind(self.path, text.encode(), sync)
+            except OSError as error:
+                raise OutputFailed(
+                    f"{self.path}: {error.strerror or error}; make room, or name another file with "
+                    "--log"
+                ) from error
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         if not self.path.exists():
@@ -121,6 +145,21 @@ class Journal:
                 continue  # torn by a kill
             if isinstance(words, dict):
                 yield words
+
+
+def _write_behind(path: Path, text: bytes, sync: bool) -> None:
+    """Append whole lines, behind one that was torn on a line of their own."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(file).st_size
+        if text and size and os.pread(file, 1, size - 1) != b"\n":
+            text = b"\n" + text
+        while text:
+            text = text[os.write(file, text) :]
+        if sync:
+            os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _words(trial: Trial) -> dict[str, Any]:
@@ -136,14 +175,14 @@ def _words(trial: Trial) -> dict[str, Any]:
 
 
 def _trial(words: dict[str, Any]) -> Trial:
-    decisions = tuple((str(name), _tuples(value)) for name, value in words.get("decisions", []))
-    return Trial(
-        Point(str(words.get("kernel", "")), decisions),
-        str(words.get("status", "")),
-        float(words.get("ratio", 0)),
-        float(words.get("ns", 0)),
-        str(words.get("why", "")),
-    )
+    """The trial of a line; an error for one that was damaged."""
+    decisions = tuple((str(name), _tuples(value)) for name, value in words["decisions"])
+    ratio, ns = float(words["ratio"]), float(words["ns"])
+    if not (0 <= ratio < math.inf and 0 <= ns < math.inf):
+        raise ValueError("no times")
+    hash(decisions)
+    point = Point(str(words["kernel"]), decisions)
+    return Trial(point, str(words["status"]), ratio, ns, str(words.get("why", "")))
 
 
 def _tuples(value: Any) -> Any:

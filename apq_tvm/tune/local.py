@@ -28,6 +28,7 @@ class Local:
     name = "local"
     speed = True
     cold_bytes = COLD_BYTES
+    streams = True
 
     def __init__(self, features: frozenset[str] | None = None) -> None:
         self._features = features

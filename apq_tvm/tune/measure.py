@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from apq_tvm.errors import ApqError, DeviceFailed
+from apq_tvm.errors import ApqError, BuildError, DeviceFailed
 from apq_tvm.tune.candidates import Built, Workshop
 from apq_tvm.tune.device import TIMED_OUT, Device, Job, Outcome
 from apq_tvm.tune.functions import FunctionWorkshop
@@ -70,12 +71,24 @@ class Trial:
     why: str = ""
 
 
+Tell = Callable[[Trial], None]
+"""Told a trial as soon as it is over."""
+
+
 @dataclass
 class _Runs:
-    """What the programs of one batch said, together."""
+    """What the programs of one batch said, together; `tell` hears of a candidate by its number."""
 
     report: Report
     ended: dict[int, tuple[str, str]]
+    tell: Callable[[int, Report], None] | None = None
+    told: set[int] = field(default_factory=set)
+
+    def known(self, number: int, report: Report) -> None:
+        """All of a candidate is known."""
+        if self.tell is not None and number not in self.told:
+            self.told.add(number)
+            self.tell(number, report)
 
 
 class Bench:
@@ -121,20 +134,45 @@ class Bench:
         runs = self._run([self._default, self._default], rounds, checked=True)
         return ratio_of(runs.report.pairs.get(1, []))
 
-    def trials(self, points: Sequence[Point], rounds: int = FIRST_ROUNDS) -> list[Trial]:
-        """Build, check and time candidates, in the order of `points`."""
+    def trials(
+        self, points: Sequence[Point], rounds: int = FIRST_ROUNDS, told: Tell | None = None
+    ) -> list[Trial]:
+        """Build, check and time candidates, in the order of `points`.
+
+        Parameters
+        ----------
+        points : sequence of Point
+        rounds : int
+            Samples of each.
+        told : callable, optional
+            Told every trial as soon as it is over: candidates are then checked and timed one after
+            the other. Without it they take turns in every round, and all is known at the end.
+        """
         trials: dict[Point, Trial] = {}
         built: list[Built] = []
+
+        def over(trial: Trial) -> None:
+            trials[trial.point] = trial
+            if told is not None:
+                told(trial)
+
         for point, made in self._workshop.build(points):
             if isinstance(made, str):
-                trials[point] = Trial(point, REFUSED, why=made)
+                over(Trial(point, REFUSED, why=made))
             else:
                 built.append(made)
                 self._built[point] = made
         if built:
-            runs = self._run([self._default, *built], rounds, checked=True)
-            for number, made in enumerate(built, 1):
-                trials[made.point] = self._trial(made.point, number, runs)
+            points_of = {number: each.point for number, each in enumerate(built, 1)}
+
+            def known(number: int, report: Report) -> None:
+                over(_trial(points_of[number], number, report))
+
+            tell = None if told is None else known
+            runs = self._run([self._default, *built], rounds, checked=True, tell=tell)
+            for number, point in points_of.items():
+                if point not in trials:
+                    over(_trial(point, number, runs.report, runs.ended.get(number)))
         return [trials[point] for point in points]
 
     def last(self, point: Point, confidence: float) -> Ratio:
@@ -155,40 +193,32 @@ class Bench:
             self._built[point] = made
         return self._built[point]
 
-    def _trial(self, point: Point, number: int, runs: _Runs) -> Trial:
-        report = runs.report
-        if number in runs.ended:
-            status, why = runs.ended[number]
-            return Trial(point, status, why=why)
-        if number in report.failed:
-            return Trial(point, FAILED, why=report.failed[number])
-        error = report.errors.get(number, math.inf)
-        if not error <= 1:
-            why = f"its result is {error:.3g} times as far from the reference as it may be"
-            return Trial(point, WRONG, why=why)
-        pairs = report.pairs.get(number, [])
-        if not pairs:
-            return Trial(point, LOST, why="no sample of it came back")
-        return Trial(point, OK, rough_ratio(pairs), min(mine for _, mine in pairs))
-
-    def _run(self, candidates: Sequence[Built], rounds: int, checked: bool) -> _Runs:
+    def _run(
+        self,
+        candidates: Sequence[Built],
+        rounds: int,
+        checked: bool,
+        tell: Callable[[int, Report], None] | None = None,
+    ) -> _Runs:
         """Run the program of a batch until every candidate has had its turn."""
         batch, kernels = self._workshop.batch(candidates)
         name = f"batch{next(self._numbers)}"
         program, objects = self._linker.link(name, batch.functions(), kernels)
         data = self._folder / f"{name}.data"
         batch.write(data, self._device.cold_bytes)
-        runs = _Runs(Report(), {})
+        runs = _Runs(Report(), {}, tell)
         left = list(range(1, len(candidates)))
         try:
             while left:
-                only = ",".join(map(str, left))
+                now = left if tell is None or self._device.streams else left[:1]
+                only = ",".join(map(str, now))
                 arguments = [f"only={only}", f"rounds={rounds}", f"sample_ns={SAMPLE_NS}"]
                 arguments += [f"limit={LIMIT_S}", f"loose={self._workshop.loose:g}"]
                 arguments += ["check=1"] if checked else []
-                seconds = 30.0 + LIMIT_S + len(left) * (2 + 0.2 * rounds)
+                arguments += ["each=1"] if tell is not None else []
+                seconds = 30.0 + LIMIT_S + len(now) * (2 + 0.2 * rounds)
                 job = Job(program, data, tuple(arguments), seconds, objects, self._linker.tools)
-                left = self._once(job, left, runs)
+                left = [*self._once(job, now, runs), *left[len(now) :]]
         finally:
             self._device.forget(data)
             for path in (program, data):
@@ -198,16 +228,24 @@ class Bench:
 
     def _once(self, job: Job, left: list[int], runs: _Runs) -> list[int]:
         """Run a program; candidates that have to run again, without the one that ended it."""
-        heard: list[str] = []
+        said = Report()
+
+        def hear(line: str) -> None:
+            number = None
+            with suppress(BuildError):  # a line that was torn; of a whole one more is said below
+                number = said.hear(line)
+            if number:
+                runs.known(number, said)
+
         try:
-            outcome = self._device.run(job, heard.append)
+            outcome = self._device.run(job, hear)
             self._lost = 0
         except DeviceFailed as error:
             self._lost += 1
             if self._lost >= GIVE_UP:
                 raise
-            said = read_report(line for line in heard if line.startswith(("at", "checked")))
-            culprit = said.at if said.at in left else left[0]
+            left = [number for number in left if number not in runs.told]
+            culprit = said.at if said.at in left else next(iter(left), 0)
             runs.ended[culprit] = (LOST, f"the device was lost: {error}")
             return [number for number in left if number != culprit]
         report = read_report(outcome.lines)
@@ -215,11 +253,14 @@ class Bench:
         if report.done:
             self._check_default(report)
             return []
+        left = [number for number in left if number not in runs.told]
         ended, why = report.at, _why(outcome)
         if not ended:
             name = self._workshop.task.name
             text = outcome.errors.strip() or "no message"
             raise DefaultFailed(f"{name}: the default {why} on {self._device.name} ({text})")
+        if ended in runs.told:  # it ended between two candidates
+            ended = next(iter(left), ended)
         runs.ended[ended] = (LATE if _is_late(outcome) else CRASHED, why)
         return [number for number in left if number != ended]
 
@@ -232,6 +273,25 @@ class Bench:
                 f"{name}: the default's result is {error:.3g} times as far from the reference as "
                 "it may be: a bug of apq-tvm, or a device that computes otherwise; not tuned"
             )
+
+
+def _trial(
+    point: Point, number: int, report: Report, ended: tuple[str, str] | None = None
+) -> Trial:
+    """What a candidate came to, by what its program said or how that ended."""
+    if ended is not None:
+        status, why = ended
+        return Trial(point, status, why=why)
+    if number in report.failed:
+        return Trial(point, FAILED, why=report.failed[number])
+    error = report.errors.get(number, math.inf)
+    if not error <= 1:
+        why = f"its result is {error:.3g} times as far from the reference as it may be"
+        return Trial(point, WRONG, why=why)
+    pairs = report.pairs.get(number, [])
+    if not pairs:
+        return Trial(point, LOST, why="no sample of it came back")
+    return Trial(point, OK, rough_ratio(pairs), min(mine for _, mine in pairs))
 
 
 def _join(whole: Report, part: Report) -> None:

@@ -1,6 +1,6 @@
 /* Checks candidates and times them in turns:
  *
- *   program DATA [check=1] [loose=F] [rounds=N] [sample_ns=N] [only=0,3,5] [limit=SECONDS]
+ *   program DATA [check=1] [loose=F] [rounds=N] [sample_ns=N] [only=0,3,5] [limit=SECONDS] [each=1]
  *
  * DATA (apq_tvm/tune/program.py writes it) holds tensors, the calls of every candidate, and for each set of
  * inputs the expected result. Candidate 0 is the default. It prints, each line flushed:
@@ -10,10 +10,12 @@
  *   checked C ERROR           largest error over its tolerance in any set: right up to 1; nan is wrong
  *   failed C TEXT             the kernel reported an error
  *   t C NANOSECONDS           a sample: of one pass over the candidate's calls
+ *   timed C                   with `each`: these were all samples of the candidate
  *   done                      the last line
  *
  * In a round every candidate follows a sample of the default. Weights are copied until they fill `cold_bytes`,
- * and every pass takes the next copy. The order of a round is another one each time. */
+ * and every pass takes the next copy. The order of a round is another one each time. With `each`, a candidate is
+ * checked and has all its rounds before the next one is looked at, so that what it came to is known at once. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdarg.h>
@@ -56,6 +58,7 @@ typedef struct {
 
 typedef struct {
   int32_t num_calls, result, first, end; /* of the calls that are timed */
+  int32_t reference;                     /* which results it must have */
   call *calls;
 } candidate;
 
@@ -64,11 +67,11 @@ typedef struct {
 } expected;
 
 typedef struct {
-  int32_t threads, num_operands, num_candidates, num_sets, num_copies;
+  int32_t threads, num_operands, num_candidates, num_references, num_sets, num_copies;
   int64_t rows, columns;
   operand *operands;
   candidate *candidates;
-  expected *expected;
+  expected *expected; /* of every set, for every reference */
   apq_handle handle;
   int32_t copy;
 } bench;
@@ -122,6 +125,7 @@ static int read_operand(bench *b, operand *o, FILE *file) {
 static int read_candidate(bench *b, candidate *c, FILE *file) {
   if (get(&c->num_calls, 4, file) || get(&c->result, 4, file) || get(&c->first, 4, file)) return 1;
   if (get(&c->end, 4, file) || c->first < 0 || c->first >= c->end || c->end > c->num_calls) return 1;
+  if (get(&c->reference, 4, file) || c->reference < 0 || c->reference >= b->num_references) return 1;
   if (c->num_calls < 1 || c->result < 0 || c->result >= b->num_operands) return 1;
   c->calls = calloc((size_t)c->num_calls, sizeof *c->calls);
   for (int32_t i = 0; c->calls != NULL && i < c->num_calls; i++) {
@@ -145,12 +149,14 @@ static int read_all(bench *b, const char *path) {
   if (file == NULL) return 1;
   if (get(magic, 8, file) || memcmp(magic, "APQTUNE1", 8) != 0) goto end;
   if (get(&b->threads, 4, file) || get(&b->num_operands, 4, file) || get(&b->num_candidates, 4, file)) goto end;
-  if (get(&b->num_sets, 4, file) || get(&b->num_copies, 4, file) || get(&b->rows, 8, file)) goto end;
-  if (get(&b->columns, 8, file)) goto end;
+  if (get(&b->num_references, 4, file) || get(&b->num_sets, 4, file) || get(&b->num_copies, 4, file)) goto end;
+  if (get(&b->rows, 8, file) || get(&b->columns, 8, file)) goto end;
   if (b->num_operands < 1 || b->num_candidates < 1 || b->num_sets < 1 || b->num_copies < 1) goto end;
+  if (b->num_references < 1) goto end;
+  size_t results = (size_t)b->num_references * (size_t)b->num_sets;
   b->operands = calloc((size_t)b->num_operands, sizeof *b->operands);
   b->candidates = calloc((size_t)b->num_candidates, sizeof *b->candidates);
-  b->expected = calloc((size_t)b->num_sets, sizeof *b->expected);
+  b->expected = calloc(results, sizeof *b->expected);
   if (b->operands == NULL || b->candidates == NULL || b->expected == NULL) goto end;
   for (int32_t i = 0; i < b->num_operands; i++) {
     if ((rc = read_operand(b, &b->operands[i], file)) != 0) goto end;
@@ -160,7 +166,7 @@ static int read_all(bench *b, const char *path) {
     if (read_candidate(b, &b->candidates[i], file)) goto end;
   }
   size_t rows = (size_t)b->rows, columns = (size_t)b->columns;
-  for (int32_t s = 0; s < b->num_sets; s++) {
+  for (size_t s = 0; s < results; s++) {
     expected *e = &b->expected[s];
     e->want = malloc(rows * columns * sizeof(float) + 1);
     e->tolerance = malloc(rows * sizeof(float) + 1);
@@ -208,10 +214,14 @@ static void use_set(bench *b, int32_t set) {
   }
 }
 
+static expected *expected_of(const bench *b, const candidate *c, int32_t set) {
+  return &b->expected[(size_t)c->reference * (size_t)b->num_sets + (size_t)set];
+}
+
 /* Largest error over its tolerance; infinite for what is no number. */
 static double error_of(const bench *b, const candidate *c, int32_t set) {
   const float *got = (const float *)b->operands[c->result].copies[0];
-  const expected *e = &b->expected[set];
+  const expected *e = expected_of(b, c, set);
   double worst = 0;
   for (int64_t r = 0; r < b->rows; r++) {
     for (int64_t n = 0; n < b->columns; n++) {
@@ -239,7 +249,7 @@ static int check(bench *b, int32_t number, double loose) {
     double error = error_of(b, c, s);
     if (error > worst) worst = error;
     if (number == 0 && loose > 1 && error <= loose) {
-      memcpy(b->expected[s].want, b->operands[c->result].copies[0],
+      memcpy(expected_of(b, c, s)->want, b->operands[c->result].copies[0],
              (size_t)(b->rows * b->columns) * sizeof(float));
     }
   }
@@ -269,10 +279,9 @@ static uint64_t random_number(void) { /* Marsaglia's xorshift */
   return state ^= state << 17;
 }
 
+/* `repeats`: how many passes make a sample of each candidate, 0 where that is not known yet. */
 static void time_in_turns(bench *b, int32_t *order, int32_t count, int32_t rounds, int64_t sample_ns,
-                          unsigned limit) {
-  int64_t *repeats = calloc((size_t)b->num_candidates, sizeof *repeats);
-  if (repeats == NULL) return;
+                          unsigned limit, int64_t *repeats) {
   for (int32_t i = -1; i < count; i++) { /* how many passes make a sample */
     int32_t number = i < 0 ? 0 : order[i];
     if (repeats[number] > 0) continue;
@@ -298,7 +307,19 @@ static void time_in_turns(bench *b, int32_t *order, int32_t count, int32_t round
   alarm(limit);
   say("t 0 %.1f", sample(b, 0, repeats[0]));
   alarm(0);
-  free(repeats);
+}
+
+/* One candidate after the other, from its check to its last sample. */
+static void each_by_itself(bench *b, int32_t *order, int32_t count, int32_t checked, double loose, int32_t rounds,
+                           int64_t sample_ns, unsigned limit, int64_t *repeats) {
+  for (int32_t i = 0; i < count; i++) {
+    alarm(limit);
+    if (checked && order[i] != 0 && !check(b, order[i], loose)) continue;
+    alarm(0);
+    use_set(b, 0);
+    if (rounds > 0) time_in_turns(b, order + i, 1, rounds, sample_ns, limit, repeats);
+    say("timed %d", (int)order[i]);
+  }
 }
 
 static const char *option(int argc, char **argv, const char *name, const char *otherwise) {
@@ -323,7 +344,8 @@ int apq_tune_main(int argc, char **argv) {
   int64_t sample_ns = atoll(option(argc, argv, "sample_ns", "1000000"));
   const char *only = option(argc, argv, "only", "");
   int32_t *order = calloc((size_t)b.num_candidates + strlen(only) + 1, sizeof *order);
-  if (order == NULL) return 2;
+  int64_t *repeats = calloc((size_t)b.num_candidates, sizeof *repeats);
+  if (order == NULL || repeats == NULL) return 2;
   for (const char *at = only; *at != '\0';) {
     char *end = NULL;
     long number = strtol(at, &end, 10);
@@ -333,21 +355,27 @@ int apq_tune_main(int argc, char **argv) {
   }
   for (int32_t i = 1; *only == '\0' && i < b.num_candidates; i++) order[count++] = i;
   say("apq-tune 1 %d", (int)b.num_candidates);
-  if (atoi(option(argc, argv, "check", "0")) != 0) {
+  int32_t checked = atoi(option(argc, argv, "check", "0")), each = atoi(option(argc, argv, "each", "0"));
+  double loose = atof(option(argc, argv, "loose", "1"));
+  if (checked) {
     int32_t kept = 0;
     alarm(limit);
-    double loose = atof(option(argc, argv, "loose", "1"));
     int right = check(&b, 0, loose);
-    for (int32_t i = 0; i < count; i++) {
+    for (int32_t i = 0; i < count && right; i++) {
       alarm(limit);
-      if (order[i] == 0 || check(&b, order[i], loose)) order[kept++] = order[i];
+      if (each || order[i] == 0 || check(&b, order[i], loose)) order[kept++] = order[i];
     }
     alarm(0);
     count = right ? kept : 0; /* there is nothing to compare with */
   }
   use_set(&b, 0);
-  if (count > 0 && rounds > 0) time_in_turns(&b, order, count, rounds, sample_ns, limit);
+  if (each) {
+    each_by_itself(&b, order, count, checked, loose, rounds, sample_ns, limit, repeats);
+  } else if (count > 0 && rounds > 0) {
+    time_in_turns(&b, order, count, rounds, sample_ns, limit, repeats);
+  }
   say("done");
   free(order);
+  free(repeats);
   return 0;
 }

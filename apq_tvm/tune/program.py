@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,18 +23,8 @@ from apq_tvm.types import Array
 SOURCE = Path(__file__).with_suffix(".c")
 
 _THREADS = (
-    *(
-        "cores",
-        "forks",
-        "launch",
-        "openmp",
-        "places",
-        "pool",
-        "team",
-        "threads",
-        "workspace",
-        "worth",
-    ),
+    *("cores", "forks", "launch", "openmp", "places", "pool", "team", "threads", "workspace"),
+    "worth",
 )
 """Sources of the runtime that kernels need: parallel loops and scratch memory."""
 
@@ -104,19 +94,22 @@ class Batch:
         All are called to be checked.
     result : int
         The operand that holds every candidate's result.
-    expected : tuple of Expected
-        For each set of inputs.
+    expected : tuple of tuple of Expected
+        References, each with what every set of inputs gives.
     threads : int
     timed : tuple of (int, int)
         Of each candidate, the first of its calls that is timed and past the last; all by default.
+    references : tuple of int
+        Of each candidate, by which of the references it is right; the first by default.
     """
 
     operands: tuple[Operand, ...]
     candidates: tuple[tuple[Call, ...], ...]
     result: int
-    expected: tuple[Expected, ...]
+    expected: tuple[tuple[Expected, ...], ...]
     threads: int = 1
     timed: tuple[tuple[int, int], ...] = ()
+    references: tuple[int, ...] = ()
 
     def functions(self) -> list[str]:
         """Symbols that are called, each once."""
@@ -126,11 +119,12 @@ class Batch:
         """Write the program's data; weights are copied until they fill `cold_bytes`."""
         weights = sum(o.arrays[0].nbytes for o in self.operands if o.kind == WEIGHTS)
         copies = max(2, -(-cold_bytes // weights)) if weights else 1
-        rows, columns = self.expected[0].want.shape
-        counts = (len(self.operands), len(self.candidates), len(self.expected), copies)
+        rows, columns = self.expected[0][0].want.shape
+        sizes = (self.operands, self.candidates, self.expected, self.expected[0])
+        counts = (*map(len, sizes), copies)
         functions = {name: i for i, name in enumerate(self.functions())}
         with path.open("wb") as file:
-            file.write(b"APQTUNE1" + struct.pack("<5i2q", self.threads, *counts, rows, columns))
+            file.write(b"APQTUNE1" + struct.pack("<6i2q", self.threads, *counts, rows, columns))
             for operand in self.operands:
                 array = operand.arrays[0]
                 code, bits = DL_CODES[array.dtype.kind], 8 * array.dtype.itemsize
@@ -139,12 +133,13 @@ class Batch:
                 for stored in operand.arrays if operand.kind != SCRATCH else ():
                     file.write(np.ascontiguousarray(stored).data)
             spans = self.timed or [(0, len(calls)) for calls in self.candidates]
-            for calls, span in zip(self.candidates, spans, strict=True):
-                file.write(struct.pack("<4i", len(calls), self.result, *span))
+            references = self.references or [0] * len(self.candidates)
+            for calls, span, reference in zip(self.candidates, spans, references, strict=True):
+                file.write(struct.pack("<5i", len(calls), self.result, *span, reference))
                 for call in calls:
                     numbers = (functions[call.function], len(call.args), call.work, *call.args)
                     file.write(struct.pack(f"<2id{len(call.args)}i", *numbers))
-            for expected in self.expected:
+            for expected in (each for sets in self.expected for each in sets):
                 file.write(np.ascontiguousarray(expected.want, np.float32).data)
                 file.write(np.ascontiguousarray(expected.tolerance, np.float32).data)
 
@@ -196,7 +191,6 @@ def _table(functions: Sequence[str]) -> str:
     ])  # fmt: skip
 
 
-@dataclass
 class Report:
     """What a program's lines say.
 
@@ -216,12 +210,75 @@ class Report:
         Samples of no time or less, which were left out: the clock jumped.
     """
 
-    errors: dict[int, float] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-    pairs: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
-    at: int | None = None
-    done: bool = False
-    odd: int = 0
+    def __init__(self) -> None:
+        self.errors: dict[int, float] = {}
+        self.failed: dict[int, str] = {}
+        self.pairs: dict[int, list[tuple[float, float]]] = {}
+        self.at: int | None = None
+        self.done = False
+        self.odd = 0
+        self._default: float | None = None
+        self._open: tuple[int, float, float | None] | None = None
+
+    def hear(self, line: str) -> int | None:
+        """Take a line; the candidate of which all is known by it, None where there is none.
+
+        Raises
+        ------
+        BuildError
+            The line is none of a program's.
+        """
+        word, _, rest = line.strip().partition(" ")
+        try:
+            return self._heard(word, rest)
+        except (ValueError, IndexError) as error:
+            raise BuildError(f"the program printed {line[:80]!r}: {error}") from error
+
+    def _heard(self, word: str, rest: str) -> int | None:
+        if word == "at":
+            self.at = int(rest.split()[1])
+        elif word == "checked":
+            number, error = rest.split()
+            self.errors[int(number)] = float(error)
+            return int(number) if not float(error) <= 1 else None
+        elif word == "failed":
+            number, _, text = rest.partition(" ")
+            self.failed[int(number)] = text or "no message"
+            return int(number)
+        elif word == "t":
+            number, time = rest.split()
+            self._sample(int(number), float(time))
+        elif word == "timed":
+            self.end()
+            return int(rest)
+        elif word == "done":
+            self.done = True
+        elif word not in ("apq-tune", ""):
+            raise ValueError("not a line of a program that tunes")
+        return None
+
+    def _sample(self, number: int, time: float) -> None:
+        """Samples alternate: the default, a candidate, the default; both neighbours count."""
+        if number == 0:
+            self._close(time)
+            self._default = time
+        else:
+            self._close(None)
+            self._open, self._default = (number, time, self._default), None
+
+    def _close(self, after: float | None) -> None:
+        if self._open is None:
+            return
+        (number, time, before), self._open = self._open, None
+        beside = [t for t in (before, after) if t is not None]
+        if not beside or not all(0 < t < float("inf") for t in (time, *beside)):
+            self.odd += 1
+            return
+        self.pairs.setdefault(number, []).append((sum(beside) / len(beside), time))
+
+    def end(self) -> None:
+        """No sample of the last candidate follows."""
+        self._close(None)
 
 
 def read_report(lines: Iterable[str]) -> Report:
@@ -232,41 +289,8 @@ def read_report(lines: Iterable[str]) -> Report:
     BuildError
         A line is none of a program's.
     """
-    report, samples = Report(), list[tuple[int, float]]()
+    report = Report()
     for line in lines:
-        word, _, rest = line.strip().partition(" ")
-        try:
-            _read_line(report, samples, word, rest)
-        except ValueError as error:
-            raise BuildError(f"the program printed {line[:80]!r}: {error}") from error
-    _pair(report, samples)
+        report.hear(line)
+    report.end()
     return report
-
-
-def _read_line(report: Report, samples: list[tuple[int, float]], word: str, rest: str) -> None:
-    if word == "at":
-        report.at = int(rest.split()[1])
-    elif word == "checked":
-        number, error = rest.split()
-        report.errors[int(number)] = float(error)
-    elif word == "failed":
-        number, _, text = rest.partition(" ")
-        report.failed[int(number)] = text or "no message"
-    elif word == "t":
-        number, time = rest.split()
-        samples.append((int(number), float(time)))
-    elif word == "done":
-        report.done = True
-    elif word not in ("apq-tune", ""):
-        raise ValueError("not a line of a program that tunes")
-
-
-def _pair(report: Report, samples: Sequence[tuple[int, float]]) -> None:
-    """Samples alternate: the default, a candidate, the default, ...; both neighbours count."""
-    for i in range(1, len(samples), 2):
-        beside = [time for number, time in samples[i - 1 : i + 2 : 2] if number == 0]
-        number, time = samples[i]
-        if not beside or not all(0 < t < float("inf") for t in (time, *beside)):
-            report.odd += 1
-            continue
-        report.pairs.setdefault(number, []).append((sum(beside) / len(beside), time))

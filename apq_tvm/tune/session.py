@@ -29,6 +29,7 @@ from apq_tvm.tune.ratios import CONFIDENCE, Ratio
 from apq_tvm.tune.search import BATCH, best_of, needs_trees, search_for
 from apq_tvm.tune.space import Point, Space
 from apq_tvm.tune.tasks import Task
+from apq_tvm.tune.windows import WindowsTask, WindowsWorkshop
 from apq_tvm.tuning_logs.records import FUNCTION, TIMED, Record
 from apq_tvm.types import DeviceProfile
 
@@ -295,8 +296,7 @@ class Tuner:
         default = space.points[0]
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         try:
-            make = Workshop if isinstance(task, Task) else FunctionWorkshop
-            workshop = make(task, folder, self._settings.threads)  # type: ignore[arg-type]
+            workshop = workshop_of(task, folder, self._settings.threads)
             bench = Bench(workshop, self._linker, self._device, folder, default)
             known = self._journal.trials(task.key, bench.fingerprint, self._where)
             trials = {trial.point: trial for trial in known if trial.point in set(space.points)}
@@ -334,16 +334,20 @@ class Tuner:
         task, default, clock = planned.task, planned.space.points[0], self._settings.clock
         others = Space(planned.space.points[1:], whole=planned.space.whole)
         search = search_for(others, planned.trials, self._settings.seed)
+
+        def over(trial: Trial) -> None:  # while the next one is checked
+            self._journal.add(task.key, bench.fingerprint, self._where, [trial], sync=False)
+            trials[trial.point] = trial
+            best = max(t.ratio for t in trials.values())
+            self._observer.tried(planned, [trial], best)
+
         while len(trials) < planned.trials and (until is None or clock() < until):
             tried = {point: trial.ratio for point, trial in trials.items() if point != default}
             points = search.propose(min(BATCH, planned.trials - len(trials)), tried)
             if not points:
                 return
-            made = bench.trials(points)
-            self._journal.add(task.key, bench.fingerprint, self._where, made)
-            trials |= {trial.point: trial for trial in made}
-            best = max((t.ratio for t in trials.values()), default=0.0)
-            self._observer.tried(planned, made, best)
+            bench.trials(points, told=over)
+            self._journal.sync()
         if bench.odd:
             self._observer.remark(f"{task.name}: the clock jumped; {bench.odd} samples left out")
 
@@ -391,6 +395,14 @@ class Tuner:
             how=self._settings.how, machine=self._machine, date=date.today().isoformat(),
             versions=versions(),
         )  # fmt: skip
+
+
+def workshop_of(task: Task | GraphTask, folder: Path, threads: int) -> Workshop | FunctionWorkshop:
+    """That of a task's kind."""
+    if isinstance(task, GraphTask):
+        return FunctionWorkshop(task, folder, threads)
+    make = WindowsWorkshop if isinstance(task, WindowsTask) else Workshop
+    return make(task, folder, threads)  # type: ignore[arg-type]
 
 
 def _not_sure(ratio: Ratio | None) -> str:

@@ -122,9 +122,9 @@ class Task:
     def _ask(self, kernel: LinearKernel) -> Any:
         return lambda decide: kernel.ask(self.spec, self.profile, decide)
 
-    def preparation(self, kernel: LinearKernel) -> Preparation | None:
-        """What the kernel wants done to x."""
-        return kernel.prepare(kernel.choose(self.spec, self.profile, Defaults()))
+    def preparation(self, kernel: LinearKernel, decide: Decide | None = None) -> Preparation | None:
+        """What the kernel wants done to x, as it is decided, or by default."""
+        return kernel.prepare(kernel.choose(self.spec, self.profile, decide or Defaults()))
 
     def _ask_preparation(self, decide: Decide) -> None:
         made = self.preparation(self.kernel_named(self.kernel))
@@ -176,7 +176,7 @@ def _of_layers(
 ) -> list[Task]:
     """Tasks of the layers of one shape and scheme."""
     profile, kernels = plan.profile, linear_kernels(plan.profile)
-    tensor, weight = _weights(plan, names[0])
+    tensor, weight = weights_of(plan, names[0])
     made = []
     for choice in choose(spec, kernels, profile, names[0]):
         inside = [m for m in rows if choice.m_min <= m and (choice.m_max < 0 or m <= choice.m_max)]
@@ -226,7 +226,8 @@ def _means_the_same(kernel: LinearKernel, default: LinearKernel) -> bool:
     return (kernel.act_bits > 8) == (default.act_bits > 8)
 
 
-def _weights(plan: KernelPlan, layer: str) -> tuple[QuantizedTensor | None, F32 | None]:
+def weights_of(plan: KernelPlan, layer: str) -> tuple[QuantizedTensor | None, F32 | None]:
+    """A layer's codes, or its floats where it has none."""
     quantized = plan.quantized
     tensor = quantized.tensors.get(quantized.layers.get(layer, ""))
     if tensor is not None:

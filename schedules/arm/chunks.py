@@ -7,10 +7,11 @@ from typing import Any
 
 from tvm import s_tir
 
-from apq_tvm.codegen.layouts import InterleavedLayout
+from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Preparation, zero_point
+from apq_tvm.tensorize.meaning.folded_rows import FoldedRows
 from apq_tvm.tensorize.pairs.folded_dot import FoldedDot
 from apq_tvm.types import DeviceProfile
 
@@ -30,7 +31,12 @@ def fold_preparation(
     key += "_u" if dot.fold.shifted else ""
     key += ("_t" if spec.scheme.act_group == -1 else "") + ("_z" if dot.fold.zeros else "")
     key += zero_point(spec)
-    return Preparation(key, make, schedule=schedule_fold)
+    padded, width = layout.padded_k(spec.k), layout.group_width(spec.k)
+    per_token, chunk = spec.scheme.act_group == -1, UNIT_K * dot.units
+    rows = FoldedRows(
+        dot.fold, padded, padded if per_token else width, chunk, bool(spec.asymmetric)
+    )
+    return Preparation(key, make, schedule=schedule_fold, folded=None if rows.plain else rows)
 
 
 def schedule_fold(func: Any, profile: DeviceProfile, decide: Decide) -> Any:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from apq_tvm.ops.graph.shapes import Dim
     from apq_tvm.ops.images.windows import Geometry
     from apq_tvm.ops.linear.spec import LinearSpec
+    from apq_tvm.tensorize.meaning.folded_rows import FoldedRows
     from apq_tvm.types import DeviceProfile
 
 PARALLEL_WEIGHTS = 1 << 16
@@ -39,12 +40,16 @@ class Preparation:
     gather : callable
         ``(shape of an image, Geometry, channels)`` → `make` of a PrimFunc with the same outputs for
         its windows as rows; None where there is none, and the rows have to be made first.
-    gathers : bool
-        This is such a one: what it reads is the image.
+    geometry : Geometry or None
+        This is such a one: what it reads is the image, whose windows lie so.
+    image : tuple of int or str
+        Shape of that image, as the model names its dimensions.
     behind : callable
         PrimFunc ``(*inputs, x)`` that makes x → one that makes x, as a matrix of rows, and does
         this too, ``(*inputs, x, *outputs)``: a launch less. None where there is none; it raises
         `NotApplicable` where there is none for that function.
+    folded : FoldedRows or None
+        What x comes to mean where its codes depend on each other; else what plain rounding gives.
     decide : Decide
         Who answers, for `func` and then for its schedule.
     """
@@ -54,9 +59,16 @@ class Preparation:
     weights: tuple[str, ...] = ()
     schedule: Callable[[Any, DeviceProfile, Decide], Any] | None = None
     gather: Callable[..., Any] | None = None
-    gathers: bool = False
+    geometry: Geometry | None = field(default=None, compare=False)
+    image: tuple[Dim, ...] = field(default=(), compare=False)
     behind: Callable[[Any], Any] | None = None
+    folded: FoldedRows | None = field(default=None, compare=False)
     decide: Decide = field(default_factory=Defaults, compare=False)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether it reads an image."""
+        return self.geometry is not None
 
     @cached_property
     def made(self) -> tuple[Any, Recording]:
@@ -157,11 +169,12 @@ def windows_func(
 ) -> Callable[[Decide], Any]:
     """`Preparation.make` of the windows of an image."""
     from apq_tvm.ops.activations.windows import quantize_windows
-    from apq_tvm.schedules.linear.quantize import LANES
+    from apq_tvm.schedules.linear.quantize import LANES, WINDOWS
 
     return lambda decide: quantize_windows(
-        shape, geometry, channels, groups, decide("lanes", LANES), bits, asymmetric
-    )
+        shape, geometry, channels, groups, decide("lanes", LANES), bits, asymmetric,
+        decide("scratch", WINDOWS),
+    )  # fmt: skip
 
 
 def nothing_decided(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> None:

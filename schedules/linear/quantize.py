@@ -14,6 +14,7 @@ from apq_tvm.ops.activations.group_bundles import (
 )
 from apq_tvm.ops.activations.quantize import quantize_activations
 from apq_tvm.ops.activations.row_bundles import RowBundles, quantize_row_bundles, takes_bundles
+from apq_tvm.ops.activations.windows import SCRATCH
 from apq_tvm.ops.activations.windows_lines import LineWindows
 from apq_tvm.ops.activations.windows_strips import StripWindows
 from apq_tvm.schedules.decide import Decide
@@ -23,6 +24,9 @@ from apq_tvm.types import DeviceProfile
 
 TASKS = (16384, 4096, 65536)
 """Activations in a parallel task: a few microseconds, what a launch costs at least."""
+
+WINDOWS = (SCRATCH, 2048, 8192, 16384)
+"""float32 of windows in a parallel task."""
 
 LANES = (32, 16)
 """Columns in a vector."""

@@ -10,6 +10,8 @@ from pathlib import Path
 from apq_tvm.errors import DeviceFailed
 from apq_tvm.tune.device import Job, Outcome
 
+Say = Callable[[str], None]
+
 
 @dataclass
 class FakeDevice:
@@ -38,6 +40,7 @@ class FakeDevice:
     name: str = "fake"
     speed: bool = True
     cold_bytes: int = 1
+    streams: bool = True
     runs: int = 0
     timed: list[str] = field(default_factory=list)
 
@@ -66,32 +69,68 @@ class FakeDevice:
             if on_line is not None:
                 on_line(line)
 
-        say("at check 0")
-        say("checked 0 0.1")
+        ended = self._in_turns if "each" not in options else self._one_by_one
+        code = ended(symbols, order, int(options["rounds"]), rng, say)
+        if code == 0:
+            say("done")
+        return Outcome(tuple(lines), code)
+
+    def _check(self, symbols: Sequence[str], number: int, say: Say) -> bool | None:
+        """Whether a candidate is right, None if it ends the program."""
+        say(f"at check {number}")
+        if symbols[number] in self.crashing:
+            return None
+        wrong = symbols[number] in self.wrong
+        say(f"checked {number} {300 if wrong else 0.1}")
+        return not wrong
+
+    def _sample(self, symbols: Sequence[str], number: int, rng: random.Random) -> str:
+        slow = 1 + abs(rng.gauss(0, self.noise)) + (0.5 if rng.random() < 0.02 else 0)
+        time = self.cost(symbols[number]) * slow
+        return f"t {number} {-1 if self.jumps and rng.random() < 0.1 else round(time, 1)}"
+
+    def _turn(self, symbols: Sequence[str], number: int, rng: random.Random, say: Say) -> bool:
+        say(self._sample(symbols, 0, rng))
+        say(f"at time {number}")
+        if symbols[number] in self.hanging:
+            return False
+        self.timed.append(symbols[number])
+        say(self._sample(symbols, number, rng))
+        return True
+
+    def _in_turns(
+        self, symbols: Sequence[str], order: list[int], rounds: int, rng: random.Random, say: Say
+    ) -> int:
+        right = []
+        for number in (0, *order):
+            found = self._check(symbols, number, say)
+            if found is None:
+                return -11
+            right += [number] if found and number else []
+        for _ in range(rounds):
+            rng.shuffle(right)
+            for number in right:
+                if not self._turn(symbols, number, rng, say):
+                    return -14
+        say(self._sample(symbols, 0, rng))
+        return 0
+
+    def _one_by_one(
+        self, symbols: Sequence[str], order: list[int], rounds: int, rng: random.Random, say: Say
+    ) -> int:
+        self._check(symbols, 0, say)
         for number in order:
-            say(f"at check {number}")
-            if symbols[number] in self.crashing:
-                return Outcome(tuple(lines), -11)
-            say(f"checked {number} {300 if symbols[number] in self.wrong else 0.1}")
-        order = [n for n in order if symbols[n] not in self.wrong]
-
-        def sample(number: int) -> str:
-            slow = 1 + abs(rng.gauss(0, self.noise)) + (0.5 if rng.random() < 0.02 else 0)
-            time = self.cost(symbols[number]) * slow
-            return f"t {number} {-1 if self.jumps and rng.random() < 0.1 else round(time, 1)}"
-
-        for _ in range(int(options["rounds"])):
-            rng.shuffle(order)
-            for number in order:
-                say(sample(0))
-                say(f"at time {number}")
-                if symbols[number] in self.hanging:
-                    return Outcome(tuple(lines), -14)
-                self.timed.append(symbols[number])
-                say(sample(number))
-        say(sample(0))
-        say("done")
-        return Outcome(tuple(lines), 0)
+            found = self._check(symbols, number, say)
+            if found is None:
+                return -11
+            if not found:
+                continue
+            for _ in range(rounds):
+                if not self._turn(symbols, number, rng, say):
+                    return -14
+            say(self._sample(symbols, 0, rng))
+            say(f"timed {number}")
+        return 0
 
 
 class FakeLinker:

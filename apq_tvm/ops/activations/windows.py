@@ -34,6 +34,7 @@ def quantize_windows(
     lanes: int,
     bits: int,
     asymmetric: bool = False,
+    scratch: int = SCRATCH,
 ) -> PrimFunc:
     """Quantize the windows of an image to int8, or to fewer bits in int8.
 
@@ -48,6 +49,8 @@ def quantize_windows(
         Columns that share a scale, and a sum; -1 for a whole row.
     lanes, bits, asymmetric
         As in `apq_tvm.ops.activations.quantize.quantize_activations`.
+    scratch : int
+        float32 in the rows of a task; of strips and lines, whose codes share a scale, nothing.
 
     Returns
     -------
@@ -72,7 +75,7 @@ def quantize_windows(
         if takes_lines(geometry, channels == (0, shape[-1])):
             lines = LineWindows(*sizes, LANES, 1, bits, asymmetric)
             return lines.of(shape, geometry, channels)
-    rows = max(1, SCRATCH // padded)
+    rows = max(1, scratch // padded)
     quantize = _Windows(k, padded, width, sum_width, min(lanes, sum_width), rows, bits, asymmetric)
     return quantize.of(shape, geometry, channels)
 

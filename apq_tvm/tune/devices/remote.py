@@ -43,7 +43,7 @@ class RemoteDevice:
 
     Attributes
     ----------
-    name, speed, cold_bytes
+    name, speed, cold_bytes, streams
         As `apq_tvm.tune.device.Device` has them.
 
     Raises
@@ -60,6 +60,7 @@ class RemoteDevice:
         connect: Connect = Connection,
     ) -> None:
         self.name, self.speed = str(address), not address.emulated
+        self.streams = address.kind != "rpc"  # whose lines come all at the end
         self._address, self._profile, self._tools = address, profile, tools
         self._connect = connect
         self._held: list[Connection] = []

@@ -143,8 +143,10 @@ class CpuJudge:
         """What a candidate is called with. Values do not matter: nothing branches on them."""
         task = self._task
         name = task.kernel if task.op == FUNCTION else point.kernel
+        decide = None if task.op == FUNCTION else task.decided(point)
+        made = task.preparation(task.kernel_named(name), decide)
+        name = made.key if made is not None else name
         if name not in self._operands:
-            made = task.preparation(task.kernel_named(name))
             x = np.random.default_rng(task.m).standard_normal((task.m, task.spec.k))
             read: list[Array] = [x.astype(np.float32)]
             weights = packed_arrays(task)

@@ -25,6 +25,7 @@ from apq_tvm.tune.session import Finding, Observer, Settings, versions
 from apq_tvm.tune.space import Point
 from apq_tvm.tune.static.ranking import NotRanked, rank
 from apq_tvm.tune.tasks import Task
+from apq_tvm.tune.windows import WindowsTask
 from apq_tvm.tuning_logs.records import FUNCTION, STATIC, Record
 from apq_tvm.types import DeviceProfile
 
@@ -94,8 +95,8 @@ def _one(
     right: Right,
 ) -> Finding:
     task, default = planned.task, planned.space.points[0]
-    if not isinstance(task, Task):
-        return Finding(planned, why="functions of floats are not judged without a device")
+    if not isinstance(task, Task) or isinstance(task, WindowsTask):
+        return Finding(planned, why="only layers of matrices are judged without a device")
     others = [p for p in planned.space.points[1:] if p.kernel == default.kernel]
     drawn = random.Random(settings.seed).sample(others, min(planned.trials, len(others)))
     first, *figures = costs(task, [default, *drawn])
