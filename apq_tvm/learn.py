@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apq_tvm.calibrate import read_calls
 from apq_tvm.errors import BadInput
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.quantizers.inputs.calls import read_calls
 from apq_tvm.types import AnyPath, DimSizes
 
 if TYPE_CHECKING:
