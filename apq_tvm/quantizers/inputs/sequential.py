@@ -162,9 +162,9 @@ class Walk:
         weigh: bool,
         progress: Progress,
     ) -> None:
-        from apq_tvm.quantizers.learn.block_feedback import row_weights
         from apq_tvm.quantizers.learn.distill import tuned_widths
         from apq_tvm.quantizers.learn.result_loss import mask_of
+        from apq_tvm.quantizers.learn.row_weights import row_weights
         from apq_tvm.quantizers.torch.graph import TorchGraph
 
         self.model, self.schemes = model, schemes

@@ -10,81 +10,27 @@ SmolLM2 at 2.97 bits: what is fit to the samples' errors does not hold on other 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from apq_tvm.errors import BadInput
 from apq_tvm.formats.families import dequantize
-from apq_tvm.progress import Progress
 from apq_tvm.quantizers.calibrated import correct_biases
 from apq_tvm.quantizers.feedback.error_feedback import output_error
 from apq_tvm.quantizers.feedback.gptq import fed_back, improve, layer_feedback
 from apq_tvm.quantizers.inputs.row_sums import Sums
-from apq_tvm.quantizers.inputs.statistics import rows_read, weigh_rows
+from apq_tvm.quantizers.inputs.statistics import rows_read
 from apq_tvm.quantizers.learn.blocks import Block
-from apq_tvm.quantizers.learn.learning_run import Fed, RowWeights, Run, Streams, tables_of
-from apq_tvm.quantizers.learn.result_loss import mask_of, result_loss
+from apq_tvm.quantizers.learn.learning_run import Fed, Run, Streams, tables_of
 from apq_tvm.quantizers.registry import quantize_tensor, quantizer_of
-from apq_tvm.quantizers.torch.graph import TorchGraph, Values, half_products, plain_product
+from apq_tvm.quantizers.torch.graph import TorchGraph, Values, plain_product
 from apq_tvm.quantizers.torch.ops import Tensor, torch
 from apq_tvm.quantizers.torch.round import fake_activations
-from apq_tvm.types import F32, Array, Calibration, LayerStats, Node, QuantizedTensor
+from apq_tvm.types import F32, Calibration, LayerStats, Node, QuantizedTensor
 
 SENSITIVITY = "E[x^2] of what quantized blocks give, rows weighed by |dL/dy|"
-
-
-def row_weights(
-    graph: TorchGraph,
-    calls: Sequence[Mapping[str, Array]],
-    layers: Collection[str],
-    progress: Progress,
-) -> RowWeights:
-    """|dL/dy| of every row of the float model's layers (`apq_tvm.quantizers.inputs.statistics`).
-
-    Parameters
-    ----------
-    graph : TorchGraph
-    calls : sequence of mapping
-    layers : collection of str
-        Nodes that count.
-    progress : Progress
-
-    Returns
-    -------
-    sequence of mapping of str to float32 Tensor [rows]
-    """
-    found: list[dict[str, Tensor]] = []
-    with progress.stage("weigh rows", len(calls)):
-        for call in calls:
-            progress.advance()
-            mask = mask_of(graph.model, call)
-            weights: dict[str, Tensor] = {}
-
-            def product(
-                node: Node,
-                x: Tensor,
-                w: Tensor,
-                bias: Tensor | None,
-                mask: Tensor | None = mask,
-                weights: dict[str, Tensor] = weights,
-            ) -> Tensor:
-                y = plain_product(node, x, w, bias)
-                if not y.requires_grad:
-                    y.requires_grad_()
-                if node.name in layers:
-                    name = node.name
-                    y.register_hook(
-                        lambda g: weights.__setitem__(name, weigh_rows(rows_read(g, mask, name)))
-                    )
-                return y
-
-            with half_products():
-                loss = result_loss(graph, call, product)
-            loss.backward()
-            found.append(weights)
-    return found
 
 
 def feed_back(run: Run, graph: TorchGraph, block: Block, streams: Streams, tables: Values) -> Fed:

@@ -26,7 +26,7 @@ from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.inputs.folds import find_folds
 from apq_tvm.quantizers.learn.abq_start import best_start, is_compensated
-from apq_tvm.quantizers.learn.block_feedback import feed_back, row_weights
+from apq_tvm.quantizers.learn.block_feedback import feed_back
 from apq_tvm.quantizers.learn.block_training import (
     Lesson,
     layers_of,
@@ -39,6 +39,7 @@ from apq_tvm.quantizers.learn.distill import distill, tuned_widths
 from apq_tvm.quantizers.learn.learned import Learned
 from apq_tvm.quantizers.learn.learning_run import KINDS, Fed, Run, Streams, split, tables_of
 from apq_tvm.quantizers.learn.result_loss import mask_of
+from apq_tvm.quantizers.learn.row_weights import row_weights
 from apq_tvm.quantizers.torch.graph import TorchGraph, Values, as_tensor
 from apq_tvm.quantizers.torch.ops import F, Tensor, torch
 from apq_tvm.quantizers.torch.round import fake_activations

@@ -89,7 +89,7 @@ def test_a_layer_without_input_is_named() -> None:
 def test_rows_weigh_as_in_calibration(files: tuple[Path, Path, Path]) -> None:
     from apq_tvm.progress import Silent
     from apq_tvm.quantizers.inputs.statistics import collect
-    from apq_tvm.quantizers.learn.block_feedback import row_weights
+    from apq_tvm.quantizers.learn.row_weights import row_weights
     from apq_tvm.quantizers.torch.graph import TorchGraph
 
     model = import_onnx(files[0])
