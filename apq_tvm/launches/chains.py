@@ -11,6 +11,7 @@ from apq_tvm.types import ImportedModel, Node
 Shape = tuple[int | str, ...]
 
 EXPANDS = ("apq.Expand", "Expand")
+SLICES = ("apq.Slice", "Slice")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def chains(model: ImportedModel, sinks: bool = False) -> Iterator[Chain]:
         soft = makers.get(last.inputs[0]) if last.op == "apq.MatMul" else None
         if soft is None:
             continue
-        if soft.op == "apq.Slice" and sinks:
+        if soft.op in SLICES and sinks:
             chain = _with_sink(model, makers, last, soft)
         elif soft.op == "apq.Softmax":
             first, bend = _scores(model, makers, soft.inputs[0])
@@ -95,9 +96,8 @@ def _with_sink(
     if scores is None or column is None or shape_of(model, cut.outputs[0]) != scores:
         return None
     end = len(column) - 1
-    taken = [tuple(cut.attrs[key]) for key in ("axes", "starts", "steps")]
     if (
-        taken != [(end,), (0,), (1,)]
+        _taken(model, cut) != (end, 0, 1)
         or int(join.attrs["axis"]) % len(column) != end
         or any(soft.inputs[1:])
     ):
@@ -117,6 +117,27 @@ def _with_sink(
         if first is not None and shape_of(model, inner) == scores:
             return Chain(first, soft, last, bend, sink, (cut, join, add, *less), mask)
     return None
+
+
+def _taken(model: ImportedModel, cut: Node) -> tuple[int, ...]:
+    """Axis, start and step of a slice of one axis that says them in numbers, else nothing.
+
+    Where all sizes are numbers it is ONNX's own, whose end the shapes tell.
+    """
+    if cut.op == "apq.Slice":
+        found = [cut.attrs[key] for key in ("axes", "starts", "steps")]
+    else:
+        names = [*cut.inputs, "", ""]
+        given = [model.weights.get(name) for name in (names[3], names[1])]
+        step = model.weights.get(names[4]) if names[4] else (1,)
+        if step is None or any(array is None for array in given):
+            return ()
+        found = [*given, step]
+    if any(len(part) != 1 or isinstance(part[0], str) for part in found):
+        return ()
+    axis, start, step = (int(part[0]) for part in found)
+    rank = len(shape_of(model, cut.outputs[0]) or ())
+    return (axis % rank if rank else axis, start, step)
 
 
 def apart(model: ImportedModel) -> tuple[str, ...]:

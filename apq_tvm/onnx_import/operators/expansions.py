@@ -16,6 +16,7 @@ from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.packed import gather_block_quantized, matmul_nbits
 from apq_tvm.onnx_import.integers.qlinear import QLINEAR
 from apq_tvm.onnx_import.integers.quantized import dynamic_quantize_matmul, standard
+from apq_tvm.onnx_import.operators.blocked import dequantize, quantize
 from apq_tvm.onnx_import.operators.classical.rows import ROWS
 from apq_tvm.onnx_import.operators.classical.scores import SCORES
 from apq_tvm.onnx_import.operators.classical.trees import TREES
@@ -52,11 +53,13 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "BatchNormalization": batch_normalization,
     "ConvTranspose": conv_transpose,
     "DFT": dft,
+    "DequantizeLinear": dequantize,
     "Det": det,
     "Dropout": dropout,
     "LpNormalization": lp_normalization,
     "MaxUnpool": max_unpool,
     "Resize": resize,
+    "QuantizeLinear": quantize,
     "RotaryEmbedding": onnx_rotary,
     "Scan": scan,
     "SimplifiedLayerNormalization": simplified_layer_norm,

@@ -19,7 +19,10 @@ def declines(*_: Any, **__: Any) -> Any:
     raise NotApplicable("its shapes are only known to a run")
 
 
-def test_a_sink_beside_scores_and_a_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tokens", ["t", pytest.param(37, marks=pytest.mark.all_cases)])
+def test_a_sink_beside_scores_and_a_mask(
+    tokens: str | int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first row sees nothing, so that all its weight goes to what has no value."""
     nodes = [
         ("Transpose", "k", "kt", {"perm": (0, 1, 3, 2)}),
@@ -31,9 +34,9 @@ def test_a_sink_beside_scores_and_a_mask(tmp_path: Path, monkeypatch: pytest.Mon
         ("Slice", "f zero last axis", "p"),
         ("MatMul", "p v", "y"),
     ]
-    tokens = {"q": 5, "k": "t", "v": "t"}
-    inputs = {name: ("float32", [1, 3, n, 8]) for name, n in tokens.items()}
-    inputs["bias"] = ("float32", [5, "t"])
+    rows = {"q": 5, "k": tokens, "v": tokens}
+    inputs = {name: ("float32", [1, 3, n, 8]) for name, n in rows.items()}
+    inputs["bias"] = ("float32", [5, tokens])
     bias = np.zeros((5, 37), np.float32)
     bias[0], bias[1, 4:] = -np.inf, -np.inf
     weights = {"half": np.float32(0.5), "zero": np.int64([0]), "last": np.int64([-1])}
