@@ -21,6 +21,7 @@ from apq_tvm.onnx_import.operators.classical.rows import ROWS
 from apq_tvm.onnx_import.operators.classical.scores import SCORES
 from apq_tvm.onnx_import.operators.classical.trees import TREES
 from apq_tvm.onnx_import.operators.fourier import dft, stft
+from apq_tvm.onnx_import.operators.fused import fused_conv, fused_gemm, fused_matmul
 from apq_tvm.onnx_import.operators.group_query import group_query_attention
 from apq_tvm.onnx_import.operators.multi_head import multi_head_attention
 from apq_tvm.onnx_import.operators.onnx_attention import onnx_attention
@@ -73,6 +74,9 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "com.microsoft.DequantizeLinear": standard,
     "com.microsoft.DynamicQuantizeLSTM": dynamic_quantize_lstm,
     "com.microsoft.DynamicQuantizeMatMul": dynamic_quantize_matmul,
+    "com.microsoft.FusedConv": fused_conv,
+    "com.microsoft.FusedGemm": fused_gemm,
+    "com.microsoft.FusedMatMul": fused_matmul,
     "com.microsoft.GatherBlockQuantized": gather_block_quantized,
     "com.microsoft.GroupQueryAttention": group_query_attention,
     "com.microsoft.MatMulIntegerToFloat": dynamic_quantize_matmul,
