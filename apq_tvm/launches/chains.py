@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from apq_tvm.types import ImportedModel, Node
 
@@ -125,19 +126,15 @@ def _taken(model: ImportedModel, cut: Node) -> tuple[int, ...]:
     Where all sizes are numbers it is ONNX's own, whose end the shapes tell.
     """
     if cut.op == "apq.Slice":
-        found = [cut.attrs[key] for key in ("axes", "starts", "steps")]
+        found: list[Any] = [cut.attrs[key] for key in ("axes", "starts", "steps")]
     else:
-        names = [*cut.inputs, "", ""]
-        given = [model.weights.get(name) for name in (names[3], names[1])]
-        step = model.weights.get(names[4]) if names[4] else (1,)
-        if step is None or any(array is None for array in given):
-            return ()
-        found = [*given, step]
-    if any(len(part) != 1 or isinstance(part[0], str) for part in found):
+        names = (*cut.inputs, "", "")
+        found = [model.weights.get(names[3]), model.weights.get(names[1])]
+        found.append(model.weights.get(names[4]) if names[4] else (1,))
+    if any(part is None or len(part) != 1 or isinstance(part[0], str) for part in found):
         return ()
-    axis, start, step = (int(part[0]) for part in found)
-    rank = len(shape_of(model, cut.outputs[0]) or ())
-    return (axis % rank if rank else axis, start, step)
+    axis, first, step = (int(part[0]) for part in found)
+    return (axis % len(shape_of(model, cut.outputs[0]) or (0,)), first, step)
 
 
 def apart(model: ImportedModel) -> tuple[str, ...]:

@@ -174,9 +174,7 @@ class Unpacked:
             return self._beside(scores, masks, sinks[0], kept)
         return emit(convert_softmax(self._bb, replace(self._node, attrs=kept), [scores, *masks]))
 
-    def _beside(
-        self, scores: Any, masks: Sequence[Any], sink: Any, kept: Mapping[str, Any]
-    ) -> Any:
+    def _beside(self, scores: Any, masks: Sequence[Any], sink: Any, kept: Mapping[str, Any]) -> Any:
         """A softmax that a score of each head takes part in, which has no value."""
         emit, shape = self._bb.emit, self._shape(scores)
         if kept["scale"] != 1.0:

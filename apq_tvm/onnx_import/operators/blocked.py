@@ -38,7 +38,9 @@ def quantize(graph: Graph, node: Node) -> list[Node] | None:
     if zero:
         wide = steps("Add", wide, _spread(steps, steps("Cast", zero, to=_number(real)), x))
     ends = np.iinfo(kind)
-    wide = steps("Max", steps("Min", wide, steps.number(ends.max, real)), steps.number(ends.min, real))
+    wide = steps(
+        "Max", steps("Min", wide, steps.number(ends.max, real)), steps.number(ends.min, real)
+    )
     return steps.done(steps("Cast", wide, to=_number(kind)))
 
 

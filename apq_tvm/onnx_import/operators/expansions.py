@@ -16,6 +16,7 @@ from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.packed import gather_block_quantized, matmul_nbits
 from apq_tvm.onnx_import.integers.qlinear import QLINEAR
 from apq_tvm.onnx_import.integers.quantized import dynamic_quantize_matmul, standard
+from apq_tvm.onnx_import.operators.bert import embed_layer_norm, packed_attention
 from apq_tvm.onnx_import.operators.blocked import dequantize, quantize
 from apq_tvm.onnx_import.operators.classical.rows import ROWS
 from apq_tvm.onnx_import.operators.classical.scores import SCORES
@@ -71,9 +72,11 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "Upsample": resize,
     "apq.EndIf": chosen_sizes,
     "apq.MoveFirst": move_first,
+    "com.microsoft.Attention": packed_attention,
     "com.microsoft.DequantizeLinear": standard,
     "com.microsoft.DynamicQuantizeLSTM": dynamic_quantize_lstm,
     "com.microsoft.DynamicQuantizeMatMul": dynamic_quantize_matmul,
+    "com.microsoft.EmbedLayerNormalization": embed_layer_norm,
     "com.microsoft.FusedConv": fused_conv,
     "com.microsoft.FusedGemm": fused_gemm,
     "com.microsoft.FusedMatMul": fused_matmul,
