@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from apq_tvm.types import ImportedModel, Node
 
 Shape = tuple[int | str, ...]
 
 EXPANDS = ("apq.Expand", "Expand")
+SLICES = ("apq.Slice", "Slice")
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def chains(model: ImportedModel, sinks: bool = False) -> Iterator[Chain]:
         soft = makers.get(last.inputs[0]) if last.op == "apq.MatMul" else None
         if soft is None:
             continue
-        if soft.op == "apq.Slice" and sinks:
+        if soft.op in SLICES and sinks:
             chain = _with_sink(model, makers, last, soft)
         elif soft.op == "apq.Softmax":
             first, bend = _scores(model, makers, soft.inputs[0])
@@ -95,9 +97,8 @@ def _with_sink(
     if scores is None or column is None or shape_of(model, cut.outputs[0]) != scores:
         return None
     end = len(column) - 1
-    taken = [tuple(cut.attrs[key]) for key in ("axes", "starts", "steps")]
     if (
-        taken != [(end,), (0,), (1,)]
+        _taken(model, cut) != (end, 0, 1)
         or int(join.attrs["axis"]) % len(column) != end
         or any(soft.inputs[1:])
     ):
@@ -117,6 +118,23 @@ def _with_sink(
         if first is not None and shape_of(model, inner) == scores:
             return Chain(first, soft, last, bend, sink, (cut, join, add, *less), mask)
     return None
+
+
+def _taken(model: ImportedModel, cut: Node) -> tuple[int, ...]:
+    """Axis, start and step of a slice of one axis that says them in numbers, else nothing.
+
+    Where all sizes are numbers it is ONNX's own, whose end the shapes tell.
+    """
+    if cut.op == "apq.Slice":
+        found: list[Any] = [cut.attrs[key] for key in ("axes", "starts", "steps")]
+    else:
+        names = (*cut.inputs, "", "")
+        found = [model.weights.get(names[3]), model.weights.get(names[1])]
+        found.append(model.weights.get(names[4]) if names[4] else (1,))
+    if any(part is None or len(part) != 1 or isinstance(part[0], str) for part in found):
+        return ()
+    axis, first, step = (int(part[0]) for part in found)
+    return (axis % len(shape_of(model, cut.outputs[0]) or (0,)), first, step)
 
 
 def apart(model: ImportedModel) -> tuple[str, ...]:

@@ -57,6 +57,13 @@ def convert_div(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> An
     return elementwise(bb, divide, *inputs, alone=True)
 
 
+def convert_equal(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``Equal``; LLVM would compare truth values of several lanes as if they were floats."""
+    if _dtype(inputs[0]) != "bool":
+        return relax.op.equal(*inputs)
+    return elementwise(bb, lambda a, b: a.astype("uint8") == b.astype("uint8"), *inputs)
+
+
 def convert_pow(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
     """``Pow``, whose operands may have different types; the result has the first one's."""
     base, exponent = (_dtype(value) for value in inputs)
@@ -138,6 +145,7 @@ ARITHMETIC: dict[str, Convert] = {
     "Cast": convert_cast,
     "CastLike": convert_cast,
     "Div": convert_div,
+    "Equal": convert_equal,
     "IsInf": convert_is_inf,
     "Mod": convert_mod,
     "Pow": convert_pow,

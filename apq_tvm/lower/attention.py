@@ -6,11 +6,11 @@ kernel that declines only now leaves its work to plain operators, and a remark f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tvm import relax, sym, tirx
+from tvm import relax, sym, te, tirx
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.lower.dims import Dims
@@ -63,8 +63,6 @@ class AttentionLowering:
         try:
             func = attention(*given, **node.attrs, **coded, dtype=dtype)
         except NotApplicable as why:
-            if sink:  # plain operators have no score without a value
-                raise
             self.declined[node.name] = str(why)
             return Unpacked(bb, node, self._dims).result(args)
         return call(bb, func, args, shapes)
@@ -124,10 +122,11 @@ class Unpacked:
         return self._bb.emit(relax.op.reshape(x, relax.ShapeExpr(list(extents))))
 
     def result(self, args: Sequence[Any]) -> Any:
-        """What the kernel would give for q, keys, values, scales of int8, and a mask."""
+        """What the kernel would give for q, keys, values, scales of int8, a mask and sinks."""
         emit, attrs = self._bb.emit, self._node.attrs
         coded = str(args[1].ty.dtype) == "int8"
-        scales, masks = (args[3:5], args[5:]) if coded else ((), args[3:])
+        scales, rest = (args[3:5], args[5:]) if coded else ((), args[3:])
+        masks, sinks = (rest[:-1], rest[-1:]) if attrs.get("sink") else (rest, rest[:0])
         q = emit(relax.op.permute_dims(args[0], list(attrs["order"])))
         logical = self._shape(q)
         keys, values = self._floats(args[1], args[2], scales, logical[-1])
@@ -140,7 +139,7 @@ class Unpacked:
         values = emit(relax.op.permute_dims(values, [1, 2, 0, 3]))
         together = self._reshaped(q, [batch, heads, rows, logical[-1]])
         scores = emit(relax.op.matmul(together, keys))
-        scores = self._bent(self._reshaped(scores, [*logical[:-1], tokens]), masks)
+        scores = self._bent(self._reshaped(scores, [*logical[:-1], tokens]), masks, sinks)
         weights = self._reshaped(scores, [batch, heads, rows, tokens])
         y = self._reshaped(emit(relax.op.matmul(weights, values)), [*logical[:-1], columns])
         return relax.op.permute_dims(y, list(attrs["order_out"]))
@@ -159,8 +158,8 @@ class Unpacked:
         _, batch, heads, _ = self._shape(values)  # packing declined
         return self._reshaped(keys, [self._shape(keys)[0], batch, heads, size]), values
 
-    def _bent(self, scores: Any, masks: Sequence[Any]) -> Any:
-        """Probabilities of scores: scale, softcap, mask, softmax."""
+    def _bent(self, scores: Any, masks: Sequence[Any], sinks: Sequence[Any]) -> Any:
+        """Probabilities of scores: scale, softcap, mask, a sink beside them, softmax."""
         emit, attrs = self._bb.emit, self._node.attrs
         cap = float(attrs.get("softcap", 0.0))
         kept: dict[str, Any] = {"zero_masked": attrs.get("zero_masked", False)}
@@ -171,7 +170,28 @@ class Unpacked:
             scores = emit(relax.op.multiply(bent, relax.const(cap, "float32")))
             kept["scale"] = 1.0
         masks = [self._as_wide(mask, self._shape(scores)) for mask in masks]
+        if sinks:
+            return self._beside(scores, masks, sinks[0], kept)
         return emit(convert_softmax(self._bb, replace(self._node, attrs=kept), [scores, *masks]))
+
+    def _beside(self, scores: Any, masks: Sequence[Any], sink: Any, kept: Mapping[str, Any]) -> Any:
+        """A softmax that a score of each head takes part in, which has no value."""
+        emit, shape = self._bb.emit, self._shape(scores)
+        if kept["scale"] != 1.0:
+            scores = emit(relax.op.multiply(scores, relax.const(kept["scale"], "float32")))
+        for mask in masks:
+            scores = emit(relax.op.add(scores, mask))
+        column = self._reshaped(sink, [1, *shape[1:-2], 1, 1])
+        column = emit(relax.op.broadcast_to(column, relax.ShapeExpr([*shape[:-1], 1])))
+        wide = emit(relax.op.concat([scores, column], -1))
+        node = replace(self._node, attrs={**kept, "scale": 1.0})
+        weights = emit(convert_softmax(self._bb, node, [wide]))
+        # Relax's slice is not sure of as many columns as only a run knows.
+        return self._bb.emit_te(
+            lambda x: te.compute(shape, lambda *at: x(*at), "slice"),
+            weights,
+            primfunc_name_hint="slice",
+        )
 
     def _as_wide(self, mask: Any, wanted: Sequence[Any]) -> Any:
         """A mask whose extents are 1 or those of scores: runs check those that nobody knows."""

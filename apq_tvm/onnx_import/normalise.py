@@ -53,6 +53,7 @@ def import_model(path: Path, dims: DimSizes) -> ImportedModel:
     check_supported(raw, EXPANSIONS, "ai.onnx.ml.")  # before large trees become tables
     widen(raw)
     decompose(raw)
+    check_supported(raw, EXPANSIONS, "com.microsoft.")  # before anything asks for their shapes
     drop_squeezes(raw)
     caches = find_caches(raw)
     free_caches(raw, caches)

@@ -16,10 +16,13 @@ from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.packed import gather_block_quantized, matmul_nbits
 from apq_tvm.onnx_import.integers.qlinear import QLINEAR
 from apq_tvm.onnx_import.integers.quantized import dynamic_quantize_matmul, standard
+from apq_tvm.onnx_import.operators.bert import embed_layer_norm, packed_attention
+from apq_tvm.onnx_import.operators.blocked import dequantize, quantize
 from apq_tvm.onnx_import.operators.classical.rows import ROWS
 from apq_tvm.onnx_import.operators.classical.scores import SCORES
 from apq_tvm.onnx_import.operators.classical.trees import TREES
 from apq_tvm.onnx_import.operators.fourier import dft, stft
+from apq_tvm.onnx_import.operators.fused import fused_conv, fused_gemm, fused_matmul
 from apq_tvm.onnx_import.operators.group_query import group_query_attention
 from apq_tvm.onnx_import.operators.multi_head import multi_head_attention
 from apq_tvm.onnx_import.operators.onnx_attention import onnx_attention
@@ -52,11 +55,13 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "BatchNormalization": batch_normalization,
     "ConvTranspose": conv_transpose,
     "DFT": dft,
+    "DequantizeLinear": dequantize,
     "Det": det,
     "Dropout": dropout,
     "LpNormalization": lp_normalization,
     "MaxUnpool": max_unpool,
     "Resize": resize,
+    "QuantizeLinear": quantize,
     "RotaryEmbedding": onnx_rotary,
     "Scan": scan,
     "SimplifiedLayerNormalization": simplified_layer_norm,
@@ -67,9 +72,14 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "Upsample": resize,
     "apq.EndIf": chosen_sizes,
     "apq.MoveFirst": move_first,
+    "com.microsoft.Attention": packed_attention,
     "com.microsoft.DequantizeLinear": standard,
     "com.microsoft.DynamicQuantizeLSTM": dynamic_quantize_lstm,
     "com.microsoft.DynamicQuantizeMatMul": dynamic_quantize_matmul,
+    "com.microsoft.EmbedLayerNormalization": embed_layer_norm,
+    "com.microsoft.FusedConv": fused_conv,
+    "com.microsoft.FusedGemm": fused_gemm,
+    "com.microsoft.FusedMatMul": fused_matmul,
     "com.microsoft.GatherBlockQuantized": gather_block_quantized,
     "com.microsoft.GroupQueryAttention": group_query_attention,
     "com.microsoft.MatMulIntegerToFloat": dynamic_quantize_matmul,

@@ -31,9 +31,9 @@ def multi_head_attention(graph: Graph, node: Node) -> list[Node]:
     cached = len(steps.shape(steps.input(KEY), 3, 4)) == 4
     inputs = [steps.input(i) for i in (QUERY, KEY, VALUE)]
     q, k, v = inputs if cached else _biased(steps, inputs)
-    q = _heads(steps, q, count)
+    q = split_heads(steps, q, count)
     if not cached:
-        k, v = (steps.transpose(_heads(steps, x, count), 0, 2, 1, 3) for x in (k, v))
+        k, v = (steps.transpose(split_heads(steps, x, count), 0, 2, 1, 3) for x in (k, v))
     offset: Dim = 0
     if steps.input(PAST_KEY):
         offset = steps.shape(steps.input(PAST_KEY), 4)[2]
@@ -44,8 +44,8 @@ def multi_head_attention(graph: Graph, node: Node) -> list[Node]:
     scale = float(node.attrs.get("scale", 0.0)) or 1 / sqrt(steps.size(size, "head size"))
     mask = added(
         steps,
-        _padding(steps, batch, total),
-        _causal(steps, length, total, offset),
+        padding(steps, steps.input(PADDING), batch, total),
+        causal(steps, length, total, offset),
         steps.input(BIAS),
     )
     found = attend(steps, q, k, v, Heads(count, count), scale, mask)
@@ -83,7 +83,7 @@ def _biased(steps: Steps, inputs: list[str]) -> list[str]:
     return result
 
 
-def _heads(steps: Steps, x: str, count: int) -> str:
+def split_heads(steps: Steps, x: str, count: int) -> str:
     """``[B, S, N * H]`` as ``[B, S, N, H]``."""
     batch, length, hidden = steps.shape(x, 3)
     width = steps.size(hidden, "hidden size")
@@ -92,9 +92,8 @@ def _heads(steps: Steps, x: str, count: int) -> str:
     return steps.reshape(x, batch, length, count, width // count)
 
 
-def _padding(steps: Steps, batch: Dim, total: Dim) -> str:
+def padding(steps: Steps, mask: str, batch: Dim, total: Dim) -> str:
     """``mask_filter_value`` where the padding mask forbids a key: [B, 1, 1 or S, T]."""
-    mask = steps.input(PADDING)
     if not mask:
         return ""
     low = float(steps.node.attrs.get("mask_filter_value", -10000.0))
@@ -103,7 +102,7 @@ def _padding(steps: Steps, batch: Dim, total: Dim) -> str:
     if len(shape) == 1:
         if shape[0] != batch:
             raise steps.refuse(
-                f"key_padding_mask {steps.graph.describe(mask)} holds starts and ends (3 * batch + "
+                f"its mask {steps.graph.describe(mask)} holds starts and ends (3 * batch + "
                 "2 numbers); only lengths, one per sequence, and masks can be compiled"
             )
         last = steps("Sub", steps("Cast", mask, to=7), steps.number(1, "int64"))
@@ -115,7 +114,7 @@ def _padding(steps: Steps, batch: Dim, total: Dim) -> str:
     return steps.reshape(value, shape[0], *middle, shape[-1])
 
 
-def _causal(steps: Steps, length: Dim, total: Dim, offset: Dim) -> str:
+def causal(steps: Steps, length: Dim, total: Dim, offset: Dim) -> str:
     """-inf where a key comes after its query, if the operator is unidirectional."""
     if not steps.node.attrs.get("unidirectional", 0):
         return ""
