@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_device import FakeDevice, FakeLinker
-from fake_workshop import FakeWorkshop, symbol
+from fake_device import FakeDevice
+from fake_workshop import symbol
 
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.tune import session as sessions
 from apq_tvm.tune.api import plan_of
 from apq_tvm.tune.budget import Planned, share_out
 from apq_tvm.tune.journal import Journal, add_records
@@ -25,18 +24,7 @@ from apq_tvm.tuning_logs.records import Record, read_records
 PROFILE = find_profile("znver4")
 
 
-@pytest.fixture(scope="module")
-def planned() -> list[Planned]:
-    """One row of a small layer: a space of 24 points or so."""
-    (plan,) = plan_of(None, "znver4", "W4A8g32", [(256, 256)])
-    tasks = [task for task in extract(plan, [1]) if task.op == "linear"]
-    return share_out({task: task.space() for task in tasks})
-
-
-@pytest.fixture(autouse=True)
-def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "Workshop", FakeWorkshop)
-    monkeypatch.setattr(sessions, "Linker", lambda tools, folder: FakeLinker(folder))
+pytestmark = pytest.mark.usefixtures("fakes")
 
 
 class Heard(Quiet):

@@ -213,24 +213,38 @@ static void keeps_off(void) {
   apq_pool_give(team);
 }
 
+enum { MS = 1000000 };
+
+/* Helpers do a millisecond's work in a stretch, in which the thread has its CPU for one too. */
+static void pass(apq_worth *w, int64_t *now, int milliseconds) {
+  apq_worth_begin(w, *now);
+  *now += milliseconds * MS;
+  w->cpu_since = apq_clock(CLOCK_THREAD_CPUTIME_ID) - 1 * MS;
+  apq_worth_note(w, *now, MS, 0);
+}
+
+/* How long the thread runs alone behind so many good stretches and one of 5 ms, again and again. */
+static int64_t alone_behind(apq_worth *w, int64_t *now, int good) {
+  int64_t alone = 0;
+  for (int i = 0; i < 20; i++) {
+    for (int stretch = 0; stretch < good; stretch++) pass(w, now, 1);
+    pass(w, now, 5);
+    alone = w->alone_until - *now;
+    *now = w->alone_until;
+  }
+  return alone;
+}
+
 /* What helpers gained and cost, told by a clock of ours. */
 static void worth(void) {
-  enum { MS = 1000000 };
   apq_worth w = {0};
-  int64_t now = 1;
+  int64_t now = 1, before = 0;
   for (int i = 0; i < 10; i++) { /* they do half of the work */
-    apq_worth_begin(&w, now);
-    now += 1 * MS;
-    w.cpu_since = apq_clock(CLOCK_THREAD_CPUTIME_ID) - 1 * MS;
-    apq_worth_note(&w, now, MS, 0);
+    pass(&w, &now, 1);
     CHECK(!apq_worth_alone(&w, now));
   }
-  int64_t before = 0;
   for (int i = 0; i < 10; i++) { /* each time the thread waits for 3 ms */
-    apq_worth_begin(&w, now);
-    now += 4 * MS;
-    w.cpu_since = apq_clock(CLOCK_THREAD_CPUTIME_ID) - 1 * MS;
-    apq_worth_note(&w, now, MS, 0);
+    pass(&w, &now, 4);
     CHECK(apq_worth_alone(&w, now + 5 * MS) && !apq_worth_alone(&w, now + 251 * MS));
     CHECK(w.alone_until - now >= before);
     before = w.alone_until - now;
@@ -238,36 +252,11 @@ static void worth(void) {
   }
   CHECK(w.sentence > 100);
   now += 1000 * MS; /* a neighbour of a second ago is forgotten */
-  apq_worth_begin(&w, now);
-  now += 4 * MS;
-  w.cpu_since = apq_clock(CLOCK_THREAD_CPUTIME_ID) - 1 * MS;
-  apq_worth_note(&w, now, MS, 0);
+  pass(&w, &now, 4);
   CHECK(apq_worth_alone(&w, now + 5 * MS) && !apq_worth_alone(&w, now + 9 * MS));
   CHECK(before == 250 * MS);
-  /* It works well for two stretches after it woke, and loses its CPU in the third, again and again. */
-  for (int i = 0; i < 20; i++) {
-    for (int stretch = 0; stretch < 3; stretch++) {
-      apq_worth_begin(&w, now);
-      now += (stretch < 2 ? 1 : 5) * MS;
-      w.cpu_since = apq_clock(CLOCK_THREAD_CPUTIME_ID) - 1 * MS;
-      apq_worth_note(&w, now, MS, 0);
-    }
-    before = w.alone_until - now;
-    now = w.alone_until;
-  }
-  CHECK(before == 250 * MS);
-  /* Often enough they earn what is lost then: alone for twice the loss. */
-  for (int i = 0; i < 10; i++) {
-    for (int stretch = 0; stretch < 20; stretch++) {
-      apq_worth_begin(&w, now);
-      now += (stretch < 19 ? 1 : 5) * MS;
-      w.cpu_since = apq_clock(CLOCK_THREAD_CPUTIME_ID) - 1 * MS;
-      apq_worth_note(&w, now, MS, 0);
-    }
-    before = w.alone_until - now;
-    now = w.alone_until;
-  }
-  CHECK(before < 9 * MS);
+  CHECK(alone_behind(&w, &now, 2) == 250 * MS); /* they work well for their slice, and lose their CPU then */
+  CHECK(alone_behind(&w, &now, 19) < 9 * MS);   /* they had earned what is lost then: twice that alone */
 }
 
 int main(int argc, char **argv) {
