@@ -23,18 +23,8 @@ from apq_tvm.types import Array
 SOURCE = Path(__file__).with_suffix(".c")
 
 _THREADS = (
-    *(
-        "cores",
-        "forks",
-        "launch",
-        "openmp",
-        "places",
-        "pool",
-        "team",
-        "threads",
-        "workspace",
-        "worth",
-    ),
+    *("cores", "forks", "launch", "openmp", "places", "pool", "team", "threads", "workspace"),
+    "worth",
 )
 """Sources of the runtime that kernels need: parallel loops and scratch memory."""
 
