@@ -16,7 +16,7 @@ from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Choice
 WEIGHTS = {
     codebook.NAME: "cb",
     nonlinear.NAME: "nl4",
-    half.NAME: "W2h",
+    half.NAME: "Wh",
     superblock.NAME: "Ws",
 }
 """Weights of each family in the names of its kernels."""

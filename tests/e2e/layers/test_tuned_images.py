@@ -189,6 +189,7 @@ def test_records_are_used_and_change_no_result(kind: str, tmp_path: Path, reques
     np.testing.assert_allclose(*results, rtol=0, atol=2e-4 * float(np.abs(results[0]).max()))
 
 
+@pytest.mark.all_cases  # a minute
 def test_a_net_is_tuned(images: Path, tmp_path: Path) -> None:
     log = tmp_path / "log.json"
     wanted: dict[str, Any] = {
