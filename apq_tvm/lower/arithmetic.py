@@ -139,6 +139,14 @@ def convert_to_bfloat16(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any
     return elementwise(bb, to_bfloat16, inputs[0])
 
 
+def convert_sign(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``Sign``; TVM writes -1 beside unsigned integers too, which it cannot."""
+    dtype = _dtype(inputs[0])
+    if not dtype.startswith("uint"):
+        return relax.op.sign(inputs[0])
+    return elementwise(bb, lambda v: tirx.min(v, tirx.const(1, dtype)), inputs[0])
+
+
 ARITHMETIC: dict[str, Convert] = {
     "BitCast": convert_bit_cast,
     "BitShift": convert_shift,
@@ -149,6 +157,7 @@ ARITHMETIC: dict[str, Convert] = {
     "IsInf": convert_is_inf,
     "Mod": convert_mod,
     "Pow": convert_pow,
+    "Sign": convert_sign,
     "apq.FromBfloat16": convert_from_bfloat16,
     "apq.ToBfloat16": convert_to_bfloat16,
 }

@@ -392,3 +392,10 @@ def np_dtype(elem_type: int) -> str:
     from onnx import helper
 
     return str(np.dtype(helper.tensor_dtype_to_np_dtype(elem_type)).name)
+
+
+def type_number(dtype: str) -> int:
+    """ONNX's element type of a numpy name."""
+    from onnx import helper
+
+    return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))

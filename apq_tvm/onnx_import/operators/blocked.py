@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from apq_tvm.onnx_import.graph import Graph, np_dtype
+from apq_tvm.onnx_import.graph import Graph, np_dtype, type_number
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.types import Node
 
@@ -36,12 +36,12 @@ def quantize(graph: Graph, node: Node) -> list[Node] | None:
     real = str(graph.dtype(scale))
     wide = steps("Round", steps("Div", x, _spread(steps, scale, x)))
     if zero:
-        wide = steps("Add", wide, _spread(steps, steps("Cast", zero, to=_number(real)), x))
+        wide = steps("Add", wide, _spread(steps, steps("Cast", zero, to=type_number(real)), x))
     ends = np.iinfo(kind)
     wide = steps(
         "Max", steps("Min", wide, steps.number(ends.max, real)), steps.number(ends.min, real)
     )
-    return steps.done(steps("Cast", wide, to=_number(kind)))
+    return steps.done(steps("Cast", wide, to=type_number(kind)))
 
 
 def dequantize(graph: Graph, node: Node) -> list[Node] | None:
@@ -56,18 +56,11 @@ def dequantize(graph: Graph, node: Node) -> list[Node] | None:
         return None
     steps = Steps(graph, node)
     x, scale = node.inputs[:2]
-    real = _number(str(graph.dtype(scale)))
+    real = type_number(str(graph.dtype(scale)))
     value = steps("Cast", x, to=real)
     if steps.input(2):
         value = steps("Sub", value, _spread(steps, steps("Cast", steps.input(2), to=real), x))
     return steps.done(steps("Mul", value, _spread(steps, scale, x)))
-
-
-def _number(kind: str) -> int:
-    """ONNX's number of a type."""
-    from onnx import helper
-
-    return int(helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
 
 
 def _spread(steps: Steps, blocks: str, x: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.graph import Graph, type_number
 from apq_tvm.onnx_import.operators.resize import resize as by_matrices
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.run_sizes.shape_inputs import entries, numbers, sized
@@ -14,12 +14,16 @@ from apq_tvm.onnx_import.symbolic.resize import CROP, resize_attributes
 from apq_tvm.onnx_import.symbolic.values import contents, elements
 from apq_tvm.types import Node
 
+WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
 POSITIONS = {"Resize": (2, 3), "Upsample": (1, 4)}
 """Where scales and sizes are among the inputs."""
 
 
 def resize(graph: Graph, node: Node) -> list[Node] | None:
     """Resize and Upsample; None where their sizes follow from shapes."""
+    if graph.dtype(node.inputs[0]) in WHOLE and node.attrs.get("mode", "nearest") != "nearest":
+        return _as_floats(graph, node)
     steps = Steps(graph, node)
     scales, sizes = (steps.input(at) for at in POSITIONS[node.op])
     if sizes and None in (known := entries(graph, sizes)):
@@ -36,6 +40,17 @@ def resize(graph: Graph, node: Node) -> list[Node] | None:
         if None in entries_told:
             return _by_scales(steps, scales, entries_told)
     return by_matrices(graph, node) if node.op == "Resize" else None
+
+
+def _as_floats(graph: Graph, node: Node) -> list[Node]:
+    """Of integers: rounded once, towards zero as ONNX Runtime does, and not along each axis."""
+    x, y = (graph.fresh(f"{node.name}.{name}") for name in ("float", "resized"))
+    to = type_number(str(graph.dtype(node.inputs[0])))
+    return [
+        Node("Cast", graph.fresh(f"{x}.cast"), node.inputs[:1], (x,), {"to": 1}),
+        Node(node.op, node.name, (x, *node.inputs[1:]), (y,), node.attrs),
+        Node("Cast", graph.fresh(f"{y}.cast"), (y,), node.outputs, {"to": to}),
+    ]
 
 
 def _by_scales(steps: Steps, scales: str, told: Sequence[Any]) -> list[Node]:

@@ -1,4 +1,4 @@
-"""Values of a run rounded in blocks, and truth values compared: in one graph, for one compile."""
+"""Values of a run rounded in blocks, truth values compared, signs of what has none."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def test_blocks_of_a_run_and_equal_truths(tmp_path: Path) -> None:
         ("Equal", "less never", "not_less"),
         ("Less", "b a", "more"),
         ("Equal", "less more", "same"),
+        ("Sign", "codes", "signs"),
     ]
     inputs: dict[str, Any] = {"x": ("float32", [18, 20]), "logarithms": ("float32", [18, 2])}
     inputs |= {name: ("float32", ["n", 33]) for name in "ab"}
     weights = {"never": np.array(False), "s": np.abs(rand(18, 2, seed=3)) / 16 + 0.01}
     weights["z"] = np.random.default_rng(0).integers(90, 160, (18, 2)).astype(np.uint8)
     weights["t"] = np.abs(rand(2, 20, seed=4)) / 16 + 0.01
-    path = save(build(nodes, inputs, "y codes plain w not_less same", weights, 21), tmp_path)
+    path = save(build(nodes, inputs, "y codes plain w not_less same signs", weights, 21), tmp_path)
     apq_tvm.compile(path, tmp_path / "blocks", scheme="float")
     feeds = {"x": 3 * rand(18, 20), "logarithms": rand(18, 2, seed=5)}
     feeds |= {"a": rand(3, 33, seed=1), "b": rand(3, 33, seed=2)}
