@@ -24,6 +24,7 @@ from apq_tvm.codegen.layouts import (
 )
 from apq_tvm.codegen.layouts.codebook_quads import CodebookQuads
 from apq_tvm.errors import NotApplicable
+from apq_tvm.formats import codebook, nonlinear, superblock
 from apq_tvm.ops.activations.extra import quantize_extra
 from apq_tvm.ops.few_rows.lookup_spans import Lookup, lookup_spans
 from apq_tvm.ops.few_rows.spans import SpanBlocking
@@ -104,11 +105,11 @@ def _scarce(profile: DeviceProfile) -> bool:
 
 def _ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide, m_tile: int) -> SpanBlocking:
     layout, scarce = _layout(spec), _scarce(profile) and m_tile == 1
-    nonlinear = isinstance(layout, NonlinearLayout)
+    is_table = isinstance(layout, NonlinearLayout)
     # Two streams share the loads of x, and copy what their sums begin at.
-    choices = (2, 1) if nonlinear and scarce else (1, 2)
+    choices = (2, 1) if is_table and scarce else (1, 2)
     streams = choose_streams(decide, choices, layout.row_blocks(spec.n))
-    if not nonlinear:
+    if not is_table:
         return SpanBlocking(m_tile, streams)
     return SpanBlocking(m_tile, streams, decide("step", (2, 1, 4)))
 
@@ -178,9 +179,12 @@ def lookup_kernel(family: str, fused: bool, m_tile: int) -> LinearKernel:
     )
 
 
+FAMILIES = (codebook.NAME, nonlinear.NAME, superblock.NAME)
+"""Families whose values these kernels look up."""
+
 LOOKUP_KERNELS: tuple[LinearKernel, ...] = tuple(
     lookup_kernel(family, fused, m_tile)
-    for family in WEIGHTS
+    for family in FAMILIES
     for fused in (True, False)
     for m_tile in M_TILES
 )
