@@ -27,8 +27,8 @@ ROWS = (1, 5, 9)
 
 AT_ONE_ROW = re.compile(r"gemv_W[24]A8_smmla_\w+m1$")
 FOLDED = 0.02
-"""One row's activations are folded into each other (`apq_tvm.ops.activations.fold`): roundings other
-than the simulation's. Found: 0.011, as far from floats as the simulation is."""
+"""One row's activations are folded (`apq_tvm.ops.activations.fold`): rounded otherwise than in the
+simulation. Found: 0.011."""
 
 pytestmark = needs_qemu
 
