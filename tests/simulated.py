@@ -44,7 +44,7 @@ def limit(scheme: Scheme | None, rounded: bool = True) -> float:
         return SUMS
     if scheme.family == "anyprec":
         return CENTROIDS
-    if rounded and scheme.family == "mixed" and not str(scheme).endswith("o0"):
+    if rounded and scheme.family == "mixed" and not scheme.weights.endswith("o0"):
         return OUTLIERS
     return TABLES if rounded and scheme.family == "bcq" else SUMS
 
