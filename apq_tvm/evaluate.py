@@ -11,12 +11,12 @@ from typing import Any
 
 from apq_tvm.evaluation.agreement import Agreement, IntegerAgreement, row_cosine, rows_of
 from apq_tvm.evaluation.compare import Comparison, read_calls
-from apq_tvm.evaluation.inputs import Batch, check_batch, read_inputs, split
 from apq_tvm.evaluation.language import Language
 from apq_tvm.evaluation.runners import call_module, call_session, open_session, specs_of
 from apq_tvm.extras import require
 from apq_tvm.module import load_module
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.quantizers.inputs.read import Batch, check_batch, read_inputs, split
 from apq_tvm.types import AnyPath, DimSizes
 
 __all__ = [

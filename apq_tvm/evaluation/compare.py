@@ -12,7 +12,6 @@ import numpy as np
 
 from apq_tvm.errors import BadInput, OutputFailed
 from apq_tvm.evaluation.agreement import Agreement, IntegerAgreement, agreement_of
-from apq_tvm.evaluation.inputs import MASK_NAME, Batch, read_inputs, split
 from apq_tvm.evaluation.language import (
     Language,
     LanguageScore,
@@ -22,6 +21,7 @@ from apq_tvm.evaluation.language import (
     windows,
 )
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.quantizers.inputs.read import MASK_NAME, Batch, read_inputs, split
 from apq_tvm.types import AnyPath, Array, TensorSpec
 
 Run = Callable[[Batch], Mapping[str, Array]]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apq_tvm.errors import BadInput
-from apq_tvm.evaluation.inputs import MASK_NAME, TOKENS_NAME, Batch, split
+from apq_tvm.quantizers.inputs.read import MASK_NAME, TOKENS_NAME, Batch, split
 from apq_tvm.types import Array, TensorSpec
 
 CHUNK = 64

@@ -9,7 +9,6 @@ from typing import Any
 
 from apq_tvm import __version__
 from apq_tvm.errors import ApqError, BadInput, OutputExists, OutputFailed
-from apq_tvm.evaluation.inputs import Batch
 from apq_tvm.evaluation.language import Language
 from apq_tvm.evaluation.results import Results, run_key, write_text
 from apq_tvm.evaluation.schemes import SchemeEvaluator
@@ -17,6 +16,7 @@ from apq_tvm.extras import require
 from apq_tvm.formats.scheme import parse_at
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.calibrated import METHODS
+from apq_tvm.quantizers.inputs.read import Batch
 from apq_tvm.types import AnyPath, DimSizes, ImportedModel
 
 __all__ = ["make_report"]

@@ -260,7 +260,7 @@ ENTRIES = (
     "bench.memory.measure_memory", "bench.model.bench_model", "bench.arm.static.bench_static",
     "bench.arm.module.bench_static_module", "calibrate.calibrate", "calibrate.known_statistics",
     "evaluate.evaluate", "evaluate.evaluate_scheme",
-    "evaluation.inputs.read_inputs", "evaluation.runners.open_session",
+    "quantizers.inputs.read.read_inputs", "evaluation.runners.open_session",
     "evaluation.schemes.SchemeEvaluator", "explain.explain", "inspect.inspect", "learn.learn_codes",
     "module.load_module", "module.read_manifest", "onnx_import.import_onnx", "pipeline.build",
     "pipeline.compile", "pipeline.plan", "quantizers.inputs.calibration_file.load",

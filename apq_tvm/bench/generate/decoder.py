@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from apq_tvm.errors import BadInput
-from apq_tvm.evaluation.inputs import MASK_NAME, TOKENS_NAME
+from apq_tvm.quantizers.inputs.read import MASK_NAME, TOKENS_NAME
 from apq_tvm.types import Array, TensorSpec
 
 CACHE_RANK = 4

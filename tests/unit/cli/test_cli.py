@@ -20,10 +20,10 @@ from apq_tvm.cli.bench import parse_counts, parse_dims, parse_shapes
 from apq_tvm.cli.main import app
 from apq_tvm.cli.options import parse_tensor_types
 from apq_tvm.errors import ApqError, BadInput, BadScheme, OutputExists
-from apq_tvm.evaluation.inputs import read_inputs
 from apq_tvm.explain import explain, explanation_lines
 from apq_tvm.inspect import inspect
 from apq_tvm.quantizers.guided import Guidance
+from apq_tvm.quantizers.inputs.read import read_inputs
 from apq_tvm.types import TensorSpec
 from tests import manifests
 
