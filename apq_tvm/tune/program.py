@@ -22,10 +22,7 @@ from apq_tvm.types import Array
 
 SOURCE = Path(__file__).with_suffix(".c")
 
-_THREADS = (
-    *("cores", "forks", "launch", "openmp", "places", "pool", "team", "threads", "workspace"),
-    "worth",
-)
+_THREADS = "cores forks launch openmp places pool team threads workspace worth".split()
 """Sources of the runtime that kernels need: parallel loops and scratch memory."""
 
 INPUT, WEIGHTS, SCRATCH = range(3)
