@@ -32,6 +32,8 @@ def keep_near(func: Any) -> Any:
     -------
     tvm.tirx.PrimFunc
     """
+    if not any(LEFT <= _bytes(a.buffer) <= MOST for a in collect(func.body, tirx.AllocBuffer)):
+        return func
     loads = [(use.source, use.indices) for use in collect(func.body, ir.TensorLoad)]
     stores = [(use.buffer, use.indices) for use in collect(func.body, tirx.BufferStore)]
     wandering = [buffer for buffer, at in (*loads, *stores) if not all(map(_is_constant, at))]

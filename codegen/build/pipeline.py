@@ -10,7 +10,6 @@ over blocks, of which ``CompactBufferAllocation`` alone took half of all the tim
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import tvm
@@ -23,6 +22,7 @@ from apq_tvm.codegen.build.divisions import around
 from apq_tvm.codegen.build.each import each_function
 from apq_tvm.codegen.build.extents import tell_iterations
 from apq_tvm.codegen.build.near import keep_near
+from apq_tvm.codegen.build.slots import bind_slots
 from apq_tvm.codegen.build.wraps import keep_scalar
 from apq_tvm.schedules.graph.exprs import collect
 from apq_tvm.schedules.graph.lets import hide_binds, spill_large
@@ -158,8 +158,13 @@ def _passes(in_module: bool = False) -> tuple[Any, Any, Any]:
         plain.FP8StorageLegalize(),
         plain.BF16StorageLegalize(),
     )
-    finish = partial(around, finalize_host_passes())
-    return tvm.ir.transform.Sequential(passes), finish, finalize_device_passes
+    sequence = tvm.ir.transform.Sequential
+    slots = each_function(lambda f: bind_slots(f), "apq.BindSlots")
+
+    def finish() -> Any:
+        return sequence([around(finalize_host_passes()), slots])
+
+    return sequence(passes), finish, finalize_device_passes
 
 
 register_tir_pipeline(NAME, _passes)
