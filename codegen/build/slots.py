@@ -1,4 +1,4 @@
-"""Integers that are bound come out of slots, which TVM's LLVM code generation does not look through.
+"""Integers that are bound come out of slots, which LLVM code generation does not look through.
 
 TVM 0.27 binds each variable in an analyzer as it writes LLVM IR, simplifies its value there, and
 puts what it stands for back wherever it is used. Where values are bound to quotients, minima and
