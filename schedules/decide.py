@@ -31,6 +31,34 @@ class DecideOf(Protocol):
         """
 
 
+class AllAskedError(Exception):
+    """Whoever wanted a schedule's questions alone has them all."""
+
+
+def all_asked(decide: Decide) -> None:
+    """A schedule says that it asks no more, and declines nothing either, before it does its work.
+
+    Raises
+    ------
+    AllAskedError
+        Nobody wants the work: the tuner looks for what there is to choose.
+    """
+    if isinstance(decide, Recording):
+        all_asked(decide.decide)
+    elif isinstance(decide, Questions):
+        raise AllAskedError
+
+
+class Questions:
+    """Answers by `decide`, for whom schedules need not be made."""
+
+    def __init__(self, decide: Decide) -> None:
+        self._decide = decide
+
+    def __call__(self, name: str, choices: Sequence[T]) -> T:
+        return self._decide(name, choices)
+
+
 class Defaults:
     """Always the first choice."""
 
@@ -55,13 +83,13 @@ class Recording:
     """
 
     def __init__(self, decide: Decide) -> None:
-        self._decide = decide
+        self.decide = decide
         self.taken: dict[str, object] = {}
         self.alternatives: dict[str, tuple[object, ...]] = {}
 
     def __call__(self, name: str, choices: Sequence[T]) -> T:
         assert name not in self.taken, f"{name} is asked twice"
-        choice = self._decide(name, choices)
+        choice = self.decide(name, choices)
         self.taken[name], self.alternatives[name] = choice, tuple(choices)
         return choice
 

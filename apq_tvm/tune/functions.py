@@ -7,6 +7,7 @@ what the function gives unscheduled, as plain loops.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,14 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.schedule import operation
-from apq_tvm.schedules.decide import Decide, Defaults, Recorded, Recording
+from apq_tvm.schedules.decide import (
+    AllAskedError,
+    Decide,
+    Defaults,
+    Questions,
+    Recorded,
+    Recording,
+)
 from apq_tvm.schedules.graph.rules import schedule_function
 from apq_tvm.schedules.recorded import fingerprint
 from apq_tvm.tune import attended
@@ -129,8 +137,9 @@ class GraphTask:
 
     def answers(self, point: Point) -> Mapping[str, Any]:
         """The decisions of a point that differ from the defaults."""
-        default = Recording(Defaults())
-        self.scheduled(default)
+        default = Recording(Questions(Defaults()))
+        with suppress(AllAskedError):
+            self.scheduled(default)
         return {n: v for n, v in point.decisions if default.taken.get(n) != v}
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.schedules.decide import Decide, Defaults, Random, Recording
+from apq_tvm.schedules.decide import AllAskedError, Decide, Defaults, Questions, Random, Recording
 
 T = TypeVar("T")
 
@@ -96,9 +96,11 @@ def walk(ask: Callable[[Decide], Any]) -> Iterator[tuple[tuple[tuple[str, Any], 
     numbers: list[int] = []
     while True:
         path, reason = _Path(numbers), ""
-        asked = Recording(path)
+        asked = Recording(Questions(path))
         try:
             ask(asked)
+        except AllAskedError:
+            pass
         except NotApplicable as error:
             reason = str(error)
         yield tuple(asked.taken.items()), reason
@@ -138,14 +140,16 @@ def space_of(asks: Mapping[str, Callable[[Decide], Any]], most: int = MOST) -> S
 def _drawn(asks: Mapping[str, Callable[[Decide], Any]], most: int) -> list[Point]:
     """The default and random points of a space that is too large to list."""
     first = next(iter(asks))
-    default = Recording(Defaults())
-    asks[first](default)
+    default = Recording(Questions(Defaults()))
+    with suppress(AllAskedError):
+        asks[first](default)
     found = {Point(first, tuple(default.taken.items())): None}
     for seed in range(most):
         kernel = random.Random(seed).choice(list(asks))
-        asked = Recording(Random(seed))
+        asked = Recording(Questions(Random(seed)))
         with suppress(NotApplicable):
-            asks[kernel](asked)
+            with suppress(AllAskedError):
+                asks[kernel](asked)
             found[Point(kernel, tuple(asked.taken.items()))] = None
     return list(found)
 

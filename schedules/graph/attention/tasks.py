@@ -18,7 +18,7 @@ from typing import Any
 from tvm import sym, tirx
 
 from apq_tvm.ops.graph.attention import PACK, Attended
-from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.decide import Decide, all_asked
 from apq_tvm.schedules.devices import four_dots
 from apq_tvm.schedules.graph.attention.problem import Problem, read_problem
 from apq_tvm.schedules.graph.attention.rows import Task, finished
@@ -59,6 +59,7 @@ def schedule_attention(func: Any, profile: DeviceProfile, decide: Decide) -> Any
     tiles = next((t for t in (8, 4, 2) if t <= fits), 1)
     rows = Rows(most, decide("tiles", (tiles, *sorted({1, 2, 4, 8} - {tiles}))), 4 if wide else 1)
     rows = replace(rows, part=decide("part", (8, 4, 16)))
+    all_asked(decide)
     group = p.spec.group
     parts = -(-group // most)
     one = replace(rows, rows=-(-group // parts), tiles=parts)
