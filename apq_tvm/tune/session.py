@@ -85,7 +85,8 @@ class Observer(Protocol):
         """A task begins, `known` of whose trials were made before."""
 
     def tried(self, planned: Planned, trials: Sequence[Trial], best: float) -> None:
-        """Trials ended; `best` is the largest ratio of the task so far."""
+        """Something is known of so many more candidates, or of none but more of those before;
+        `best` is the largest ratio of the task so far."""
 
     def end(self, finding: Finding) -> None:
         """A task ended."""
@@ -335,11 +336,12 @@ class Tuner:
         others = Space(planned.space.points[1:], whole=planned.space.whole)
         search = search_for(others, planned.trials, self._settings.seed)
 
-        def over(trial: Trial) -> None:  # while the next one is checked
+        def over(trial: Trial) -> None:
             self._journal.add(task.key, bench.fingerprint, self._where, [trial], sync=False)
+            fresh = [] if trial.point in trials else [trial]
             trials[trial.point] = trial
             best = max(t.ratio for t in trials.values())
-            self._observer.tried(planned, [trial], best)
+            self._observer.tried(planned, fresh, best)
 
         while len(trials) < planned.trials and (until is None or clock() < until):
             tried = {point: trial.ratio for point, trial in trials.items() if point != default}
