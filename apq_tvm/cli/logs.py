@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -116,6 +115,7 @@ def verify_command(
     from apq_tvm.schedules.devices import find_profile
     from apq_tvm.tune.api import devices_of
     from apq_tvm.tune.logs import check_file, device_of, only_linear, read_all
+    from apq_tvm.tune.scratch import scratch_folder
     from apq_tvm.tune.verify import verify
 
     profile = find_profile(target or device_of(file))
@@ -124,9 +124,9 @@ def verify_command(
         say(f"remark: {remark}")
     records = only_linear(found.records)
     verdicts = []
-    with tempfile.TemporaryDirectory(prefix="apq-verify-") as folder:
+    with scratch_folder() as folder:
         (where, *_) = devices_of(device, profile)
-        for verdict in verify(records, profile, where, Path(folder)):
+        for verdict in verify(records, profile, where, folder):
             verdicts.append(verdict)
             if not json:
                 print(_verdict_line(verdict))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from apq_tvm.tune.budget import Planned, share_out
 from apq_tvm.tune.device import Device
 from apq_tvm.tune.functions import GraphTask, extract_functions
 from apq_tvm.tune.local import Local
+from apq_tvm.tune.scratch import scratch_folder
 from apq_tvm.tune.session import Finding, Observer, Quiet, Settings, check_ready, tune_tasks
 from apq_tvm.tune.tasks import DEFAULT_ROWS, Task, extract
 from apq_tvm.tuning_logs import log_path
@@ -176,8 +176,8 @@ def plan_of(
         return [pipeline.plan(model, dims=dims, **given)]
     if not shapes:
         raise BadInput("name an ONNX file, or shapes of layers with --shapes 4096x4096")
-    with tempfile.TemporaryDirectory(prefix="apq-tune-") as folder:
-        return [_plan_of_shape(Path(folder), n, k, given) for n, k in dict.fromkeys(shapes)]
+    with scratch_folder() as folder:
+        return [_plan_of_shape(folder, n, k, given) for n, k in dict.fromkeys(shapes)]
 
 
 def _plan_of_shape(folder: Path, n: int, k: int, given: Mapping[str, Any]) -> KernelPlan:

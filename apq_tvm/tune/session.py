@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -26,6 +25,7 @@ from apq_tvm.tune.journal import Journal, add_records
 from apq_tvm.tune.measure import OK, SECOND_ROUNDS, Bench, DefaultFailed, Trial
 from apq_tvm.tune.program import Linker
 from apq_tvm.tune.ratios import CONFIDENCE, Ratio
+from apq_tvm.tune.scratch import scratch_folder
 from apq_tvm.tune.search import BATCH, best_of, needs_trees, search_for
 from apq_tvm.tune.space import Point, Space
 from apq_tvm.tune.tasks import Task
@@ -166,7 +166,7 @@ def tune_tasks(
     waiting: SimpleQueue[tuple[int, Planned]] = SimpleQueue()
     for entry in enumerate(planned):
         waiting.put(entry)
-    with _folder() as folder:
+    with scratch_folder() as folder:
         linker = Linker(find_toolchain(profile.triple, exact=False), folder)
 
         def work(device: Device) -> None:
@@ -226,16 +226,6 @@ def _side_by_side(
             except DeviceFailed as error:
                 observer.remark(f"{device.name} is lost: {error}")
     return alive
-
-
-@contextmanager
-def _folder() -> Any:
-    """A temporary folder that is gone whatever happens."""
-    folder = Path(tempfile.mkdtemp(prefix="apq-tune-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Tuner:

@@ -21,6 +21,7 @@ from apq_tvm.tune.budget import Planned
 from apq_tvm.tune.device import Device
 from apq_tvm.tune.journal import add_records
 from apq_tvm.tune.ratios import FASTER
+from apq_tvm.tune.scratch import scratch_folder
 from apq_tvm.tune.session import Finding, Observer, Settings, versions
 from apq_tvm.tune.space import Point
 from apq_tvm.tune.static.ranking import NotRanked, rank
@@ -70,12 +71,12 @@ def tune_static(
         Candidates cannot be checked on this machine: there is no emulator of the target.
     """
     findings = []
-    with tempfile.TemporaryDirectory(prefix="apq-static-") as name:
+    with scratch_folder() as folder:
         check = right or Checker(profile).right
         for each in planned:
             observer.begin(each, 0)
             try:
-                finding = _one(each, profile, settings, Path(name), costs, check)
+                finding = _one(each, profile, settings, folder, costs, check)
             except NotRanked as error:
                 finding = Finding(each, why=str(error))
             except ApqError as error:
