@@ -13,11 +13,11 @@ from apq_tvm.errors import BadInput, DeviceFailed
 from apq_tvm.schedules.recorded import LOG
 from apq_tvm.tune.budget import Planned, share_out
 from apq_tvm.tune.device import Device
-from apq_tvm.tune.functions import GraphTask, extract_functions
+from apq_tvm.tune.functions import AnyTask, extract_functions
 from apq_tvm.tune.local import Local
 from apq_tvm.tune.scratch import scratch_folder
 from apq_tvm.tune.session import Finding, Observer, Quiet, Settings, check_ready, tune_tasks
-from apq_tvm.tune.tasks import DEFAULT_ROWS, Task, extract
+from apq_tvm.tune.tasks import DEFAULT_ROWS, extract
 from apq_tvm.tuning_logs import log_path
 from apq_tvm.types import AnyPath, DeviceProfile, DimSizes, KernelPlan, Scheme
 
@@ -141,7 +141,7 @@ def prepare(request: Request) -> Session:
     if profile.variants:
         raise BadInput(f"{profile.name} is several devices; tune one of its variants by name")
     linear = [task for plan in plans for task in extract(plan, request.rows)]
-    tasks: list[Task | GraphTask] = list(linear)
+    tasks: list[AnyTask] = list(linear)
     if request.model is not None and request.shapes:
         shapes = set(request.shapes)
         tasks = [task for task in linear if (task.spec.n, task.spec.k) in shapes]

@@ -87,6 +87,10 @@ class Builder:
         """
         raise NotImplementedError
 
+    def operands(self, point: Point) -> tuple[Array, ...]:
+        """What a candidate's own function is called with, of the first set of inputs."""
+        raise NotImplementedError
+
     def _add(self, kind: int, *arrays: Any) -> int:
         self._operands.append(Operand(kind, tuple(np.ascontiguousarray(a) for a in arrays)))
         return len(self._operands) - 1
@@ -198,6 +202,16 @@ class Workshop(Builder):
             kernel = task.kernel_named(point.kernel)
             choice = kernel.choose(task.spec, task.profile, task.decided(point))
             return kernel.scheduled(choice)
+
+    def operands(self, point: Point) -> tuple[Array, ...]:
+        """What a candidate's own function is called with; what others write is zero."""
+        made = self._preparation_of(point)
+        given = (self._x,) if made is None else self._outputs(made)
+        if self.task.op == FUNCTION:
+            call = self._prepare_call(made, "", given)
+        else:
+            call = self._kernel_call("", given)
+        return tuple(self._operands[i].arrays[0] for i in call.args)
 
     def batch(self, candidates: Sequence[Built]) -> tuple[Batch, list[Path]]:
         """The batch of these candidates, the default first, and all object files."""

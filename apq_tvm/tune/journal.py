@@ -75,7 +75,7 @@ class Journal:
         self.path = path.with_name(f"{path.name}.trials")
 
     def trials(self, task: str, schedule: str, machine: str) -> list[Trial]:
-        """Trials of a task, beside the same default on the same machine, each as it was last known."""
+        """Trials of a task beside the same default on the same machine, the last of each point."""
         wanted = {"task": task, "schedule": schedule, "machine": machine}
         found: dict[Point, Trial] = {}
         for line in self._lines():

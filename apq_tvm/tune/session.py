@@ -11,16 +11,15 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from apq_tvm import __version__
 from apq_tvm.errors import ApqError, DeviceFailed
 from apq_tvm.extras import require
-from apq_tvm.schedules.recorded import default_of_kernel
 from apq_tvm.tune.budget import Planned
 from apq_tvm.tune.candidates import Workshop
 from apq_tvm.tune.device import Device
-from apq_tvm.tune.functions import FunctionWorkshop, GraphTask
+from apq_tvm.tune.functions import AnyTask, FunctionWorkshop, GraphTask
 from apq_tvm.tune.journal import Journal, add_records
 from apq_tvm.tune.measure import OK, SECOND_ROUNDS, Bench, DefaultFailed, Trial
 from apq_tvm.tune.program import Linker
@@ -30,11 +29,8 @@ from apq_tvm.tune.search import BATCH, best_of, needs_trees, search_for
 from apq_tvm.tune.space import Point, Space
 from apq_tvm.tune.tasks import Task
 from apq_tvm.tune.windows import WindowsTask, WindowsWorkshop
-from apq_tvm.tuning_logs.records import FUNCTION, TIMED, Record
+from apq_tvm.tuning_logs.records import LINEAR, Record
 from apq_tvm.types import DeviceProfile
-
-if TYPE_CHECKING:
-    pass
 
 FINALISTS = 6
 """Candidates that are timed again before one is chosen."""
@@ -130,8 +126,6 @@ class Settings:
         When to stop, by `clock`.
     clock : callable
         Seconds.
-    how : str
-        What records say: `TIMED`, or ``"static"``.
     """
 
     log: Path
@@ -139,7 +133,6 @@ class Settings:
     seed: int = 0
     deadline: float | None = None
     clock: Callable[[], float] = field(default=time.monotonic, compare=False)
-    how: str = TIMED
 
 
 def tune_tasks(
@@ -366,7 +359,10 @@ class Tuner:
         record = None
         if found is not None:
             ratio = found[1]
-            record = self._record(planned.task, bench, *found)
+            record = record_of(
+                planned.task, found[0], self._settings, self._machine,
+                ratio=ratio.value, interval=(ratio.low, ratio.high),
+            )  # fmt: skip
             add_records(self._settings.log, [record])
         task = planned.task
         told = {"why": why, "ratio": round(ratio.value, 4) if ratio else 0}
@@ -374,22 +370,20 @@ class Tuner:
         best = found[0] if found else None
         return Finding(planned, trials, best, ratio, record, why)
 
-    def _record(self, task: Task | GraphTask, bench: Bench, point: Point, ratio: Ratio) -> Record:
-        shape: dict[str, Any] = {}
-        schedule = bench.fingerprint
-        if isinstance(task, Task) and task.op != FUNCTION:
-            kernel = task.kernel_named(point.kernel)
-            schedule = default_of_kernel(task.spec, kernel, self._profile)
-            shape = task.layer
-        return Record(
-            task.op, point.kernel, task.answers(point), schedule, **shape,
-            ratio=ratio.value, interval=(ratio.low, ratio.high), threads=self._settings.threads,
-            how=self._settings.how, machine=self._machine, date=date.today().isoformat(),
-            versions=versions(),
-        )  # fmt: skip
+
+def record_of(
+    task: AnyTask, point: Point, settings: Settings, machine: str, **found: Any
+) -> Record:
+    """A record of a candidate; `found` is its ratio, interval and how that was."""
+    shape = task.layer if isinstance(task, Task) and task.op == LINEAR else {}
+    return Record(
+        task.op, point.kernel, task.answers(point), task.schedule_of(point), **shape, **found,
+        threads=settings.threads, machine=machine, date=date.today().isoformat(),
+        versions=versions(),
+    )  # fmt: skip
 
 
-def workshop_of(task: Task | GraphTask, folder: Path, threads: int) -> Workshop | FunctionWorkshop:
+def workshop_of(task: AnyTask, folder: Path, threads: int) -> Workshop | FunctionWorkshop:
     """That of a task's kind."""
     if isinstance(task, GraphTask):
         return FunctionWorkshop(task, folder, threads)
