@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from apq_tvm.codegen.graph.work import nanoseconds
 from apq_tvm.schedule import operation
 from apq_tvm.schedules.decide import Decide, Defaults, Recorded, Recording
 from apq_tvm.schedules.graph.rules import schedule_function
@@ -244,6 +245,10 @@ class FunctionWorkshop(Builder):
         """The PrimFunc of a candidate."""
         return self.task.scheduled(Recorded(dict(point.decisions)))
 
+    def estimate(self, func: Any) -> float:
+        """As a module has it: what shares a loop out among threads."""
+        return nanoseconds(func, self.task.shapes)
+
     def operands(self, point: Point) -> tuple[Array, ...]:
         """What any candidate is called with."""
         return tuple(self._operands[i].arrays[0] for i in (*self._args, self._y))
@@ -251,8 +256,7 @@ class FunctionWorkshop(Builder):
     def batch(self, candidates: Sequence[Built]) -> tuple[Batch, list[Path]]:
         """The batch of these candidates, the default first, and all object files."""
         args = (*self._args, self._y)
-        work = self._bytes(args) * 0.25 + 0.02 * self.task.terms * np.prod(self.task.shapes[-1])
-        calls = tuple((Call(built.function, args, float(work)),) for built in candidates)
+        calls = tuple((Call(built.function, args, built.work),) for built in candidates)
         paths = list(dict.fromkeys(path for built in candidates for path in built.objects))
         operands = tuple(self._operands)
         return Batch(operands, calls, self._y, (self.expected(),), self.threads), paths

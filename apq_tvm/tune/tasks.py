@@ -133,7 +133,7 @@ class Task:
         if self.op == FUNCTION:
             self._ask_preparation(decide)
         else:
-            self.kernel_named(kernel).ask(self.spec, self.profile, decide)
+            self.kernel_named(kernel).choose(self.spec, self.profile, decide)
 
     def preparation(self, kernel: LinearKernel, decide: Decide | None = None) -> Preparation | None:
         """What the kernel wants done to x, as it is decided, or by default."""

@@ -56,10 +56,9 @@ def schedule_tiles(
 ) -> Any:  # fmt: skip
     """Schedule by loops of one kind, in tiles of some of `pixels` by some of `vectors`."""
     tile = decide("pixels", pixels), decide("vectors", vectors)
-    least = decide("parallel_least", (1 << 17, 1 << 15, 1 << 19))
     loops = kind(func, profile.vector_bytes // 4, *tile)
     lowered = vectorize_loops(loops.build(), profile.vector_bytes)
-    return finish(parallel_when(lowered, loops.work, least))
+    return finish(parallel_when(lowered, loops.work, 1 << 17, decide))
 
 
 @dataclass(frozen=True)

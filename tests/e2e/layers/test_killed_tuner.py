@@ -20,7 +20,7 @@ from apq_tvm.tune.search import BATCH
 from apq_tvm.tune.tasks import extract
 
 TRIALS = 64  # whole spaces: nothing that needs xgboost
-WANTED = {"shapes": [(256, 256)], "scheme": "W4A8g32", "rows": [1], "threads": 1, "trials": TRIALS}
+WANTED = {"shapes": [(256, 128)], "scheme": "W4A8g32", "rows": [1], "threads": 1, "trials": TRIALS}
 PROGRAM = "import sys; from apq_tvm.tune import tune; tune(**{wanted!r}, log=sys.argv[1])"
 
 
