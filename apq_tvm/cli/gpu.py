@@ -38,6 +38,10 @@ def gpu(
     shape: Annotated[str, typer.Option(help="Comma list of NxK, outputs by inputs.")] = SHAPES,
     m: Annotated[str, typer.Option("--m", help="Comma list of rows of activations.")] = "1,8,32",
     scheme: Annotated[str, typer.Option(help="Comma list of schemes.")] = SCHEMES,
+    candidates: Annotated[
+        int,
+        typer.Option(min=0, help="Of each case, decided otherwise: for apq-tvm logs import."),
+    ] = 0,
     device: Annotated[
         str, typer.Option(help="Run it there too: local, or ssh://[user@]host[:port].")
     ] = "",
@@ -61,7 +65,9 @@ def gpu(
         from apq_tvm.tune.devices.bundle import gpu_device
 
         gpu_device(device)
-    made = prepare_bundle(cases, prepare, target=target, force=force, progress=Bars())
+    made = prepare_bundle(
+        cases, prepare, target=target, force=force, candidates=candidates, progress=Bars()
+    )
     if device:
         from apq_tvm.tune.devices.bundle import run_bundle
 

@@ -154,6 +154,35 @@ def verify_command(
         raise typer.Exit(1)
 
 
+@logs_app.command("import", epilog="Example: apq-tvm logs import h200_bundle --log h200.json")
+@reports_errors
+def import_command(
+    bundle: Annotated[
+        Path, typer.Argument(help="Folder of bench gpu --candidates.", show_default=False)
+    ],
+    log: Annotated[Path, typer.Option(help="File of records to add to.", show_default=False)],
+    results: Annotated[
+        Path | None,
+        typer.Option(help="By default results.json in the bundle.", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Record what a bundle found faster for sure on a GPU, if its results are right."""
+    from apq_tvm.tune.gpu_results import import_results
+
+    made = import_results(bundle, log, results)
+    if json:
+        print_json([
+            {"case": e.case, "record": e.record and _words(e.record), "why": list(e.why)}
+            for e in made
+        ])  # fmt: skip
+    for each in made if not json else ():
+        print(f"{each.case}: {each.record.tells() if each.record else 'default'}")
+        for why in each.why:
+            print(f"  {why}")
+    say(f"{log}: {sum(each.record is not None for each in made)} records of {len(made)} cases")
+
+
 def _verdict_line(verdict: Any) -> str:
     record, ratio = verdict.record, verdict.ratio
     now = f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else "-"

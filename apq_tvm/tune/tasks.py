@@ -199,10 +199,10 @@ def _of_layers(
     tensor, weight = weights_of(plan, names[0])
     made = []
     for choice in choose(spec, kernels, profile, names[0]):
-        inside = [m for m in rows if choice.m_min <= m and (choice.m_max < 0 or m <= choice.m_max)]
-        for i, m in enumerate(inside):
-            low = _between(inside[i - 1], m) + 1 if i else choice.m_min
-            high = _between(m, inside[i + 1]) if i + 1 < len(inside) else choice.m_max
+        for m in rows:
+            if m < choice.m_min or 0 <= choice.m_max < m:
+                continue
+            low, high = rows_around(m, rows, choice.m_min, choice.m_max)
             others = [
                 kernel.name
                 for kernel in kernels
@@ -222,6 +222,15 @@ def _of_layers(
                 )
             )  # fmt: skip
     return made
+
+
+def rows_around(m: int, rows: Sequence[int], low: int, high: int) -> tuple[int, int]:
+    """Rows that are nearer to `m` than to others of `rows` from `low` to `high`, of which -1 is no
+    limit."""
+    others = [other for other in rows if low <= other and (high < 0 or other <= high)]
+    below, above = [o for o in others if o < m], [o for o in others if o > m]
+    first = _between(max(below), m) + 1 if below else low
+    return first, _between(m, min(above)) if above else high
 
 
 def _between(low: int, high: int) -> int:
