@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -54,7 +55,9 @@ def gpu(
     """
     from apq_tvm.bench.gpu.bundle import prepare as prepare_bundle
     from apq_tvm.bench.linear import LinearCase
+    from apq_tvm.tune.gpu_candidates import searched
 
+    search = partial(searched, most=candidates) if candidates else None
     cases = [
         LinearCase(n, k, rows, word.strip(), threads=1)
         for n, k in parse_shapes(shape)
@@ -66,7 +69,7 @@ def gpu(
 
         gpu_device(device)
     made = prepare_bundle(
-        cases, prepare, target=target, force=force, candidates=candidates, progress=Bars()
+        cases, prepare, target=target, force=force, candidates=search, progress=Bars()
     )
     if device:
         from apq_tvm.tune.devices.bundle import run_bundle

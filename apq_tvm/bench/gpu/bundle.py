@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -20,7 +20,6 @@ import numpy as np
 
 import apq_tvm
 from apq_tvm.bench.gpu import on_gpu, rates
-from apq_tvm.bench.gpu.candidates import Compile, searched
 from apq_tvm.bench.gpu.layer import TILE_ROWS, GpuLayer
 from apq_tvm.bench.gpu.on_gpu.main import FORMAT
 from apq_tvm.bench.gpu.static import StaticLayer, find_gpu, ideal_bytes
@@ -41,6 +40,15 @@ BOUND = 1e-4
 
 BOUNDS = {"anyprec": 1e-3}
 """Of families whose tables kernels round: centroids of int8 times a step stand for float16."""
+
+Compile = Callable[[Any], bytes]
+"""Device code → its image."""
+
+Searched = tuple[dict[str, Any], list[tuple[dict[str, Any], bytes]]]
+"""What a case of ``bundle.json`` says of its candidates; what each says, and its image."""
+
+Search = Callable[[GpuLayer, LinearCase, Sequence[int], Compile], Searched]
+"""Of a layer and case, and the rows of all cases of the layer."""
 
 _START = '''"""Checks the kernels of this folder on this machine's GPU and times them (--help)."""
 
@@ -68,7 +76,7 @@ def prepare(
     *,
     target: str,
     force: bool = False,
-    candidates: int = 0,
+    candidates: Search | None = None,
     images: ImageCompiler | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -84,9 +92,9 @@ def prepare(
         A GPU.
     force : bool
         Replace a bundle that is there.
-    candidates : int
-        Of each case, decided otherwise than the default, to be timed beside it: what
-        `apq_tvm.tune.gpu_results` makes records of.
+    candidates : callable, optional
+        Gives some of each case, decided otherwise than the default, to be timed beside it
+        (`apq_tvm.tune.gpu_candidates`).
     images : ImageCompiler, optional
         By default NVRTC or nvcc. Where it is given nothing is judged: `static_us` is None.
     progress : Progress, optional
@@ -156,7 +164,7 @@ class _Writer:
         compiler: ImageCompiler,
         cases: Sequence[LinearCase],
         judged: bool,
-        candidates: int,
+        candidates: Search | None,
     ) -> None:
         self._folder, self._gpu, self._compiler, self._judged = folder, gpu, compiler, judged
         self._cases, self._candidates = cases, candidates
@@ -195,10 +203,10 @@ class _Writer:
         self, layer: GpuLayer, case: LinearCase, cases: Sequence[LinearCase], compiled: Compile
     ) -> dict[str, Any]:
         """What a case has of candidates."""
-        if not self._candidates:
+        if self._candidates is None:
             return {}
         rows = sorted({other.m for other in cases if other.bits == case.bits})
-        known, made = searched(layer, case, rows, self._candidates, compiled)
+        known, made = self._candidates(layer, case, rows, compiled)
         name = f"{case.shape}_{case.scheme}_m{case.m}"
         described = [
             {**words, "images": {str(self._gpu.sm): self._image(f"{name}_{number}", image)}}

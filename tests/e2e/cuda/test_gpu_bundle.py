@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from apq_tvm.errors import BadInput, BadTarget, BuildError, OutputExists, Output
 from apq_tvm.schedules.devices import find_profile, linear_kernels
 from apq_tvm.schedules.recorded import Records
 from apq_tvm.select import by_name
+from apq_tvm.tune.gpu_candidates import searched
 from apq_tvm.tune.gpu_results import import_results
 from apq_tvm.tune.logs import spec_of
 from apq_tvm.tuning_logs.records import read_records
@@ -385,11 +387,12 @@ def test_another_gpu_of_the_same_major(bundle: Path, run: Run) -> None:
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def with_candidates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of one case with candidates."""
     folder = tmp_path_factory.mktemp("searched") / "bundle"
     cases = [case(64, 1024, 1, "W8A8")]
-    prepare(cases, folder, target="rtx-3090", images=Simulator(), candidates=2)
+    search = partial(searched, most=2)
+    prepare(cases, folder, target="rtx-3090", images=Simulator(), candidates=search)
     return folder
 
 
@@ -407,9 +410,11 @@ def as_on_a_gpu(folder: Path, fast: int, **changes: Any) -> None:
     (folder / "results.json").write_text(json.dumps(found))
 
 
-def test_a_faster_candidate_becomes_a_record(searched: Path, run: Run, tmp_path: Path) -> None:
+def test_a_faster_candidate_becomes_a_record(
+    with_candidates: Path, run: Run, tmp_path: Path
+) -> None:
     """And a layer of that shape is compiled by it; nothing that is not sure is believed."""
-    folder = shutil.copytree(searched, tmp_path / "bundle")
+    folder = shutil.copytree(with_candidates, tmp_path / "bundle")
     done = run(folder)
     assert done.returncode == 0, done.stderr
     with pytest.raises(BadInput, match="--small"):

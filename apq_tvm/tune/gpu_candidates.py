@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
+from apq_tvm.bench.gpu.bundle import Compile, Searched
 from apq_tvm.bench.gpu.layer import GpuLayer
 from apq_tvm.bench.linear import LinearCase
 from apq_tvm.schedules.decide import Decide, Defaults, Recorded
@@ -14,13 +15,10 @@ from apq_tvm.schedules.recorded import bare, default_of_kernel
 from apq_tvm.tune.space import Point, space_of
 from apq_tvm.tune.tasks import rows_around
 
-Compile = Callable[[Any], bytes]
-"""Device code → its image."""
-
 
 def searched(
-    layer: GpuLayer, case: LinearCase, rows: Sequence[int], most: int, compile_image: Compile
-) -> tuple[dict[str, Any], list[tuple[dict[str, Any], bytes]]]:
+    layer: GpuLayer, case: LinearCase, rows: Sequence[int], compile_image: Compile, most: int
+) -> Searched:
     """What a case of ``bundle.json`` says of its candidates.
 
     Parameters
@@ -30,13 +28,13 @@ def searched(
     case : LinearCase
     rows : sequence of int
         Of x, of all cases of the layer: each answer holds for those that are nearest.
+    compile_image : callable
     most : int
         Candidates, drawn at random.
-    compile_image : callable
 
     Returns
     -------
-    dict, list of (dict, bytes)
+    Searched
         Of the case: the kernel's ``schedule``, as records have it, and ``rows``. Of each candidate
         its decisions, launches and the hash of its image; and the image.
     """
