@@ -17,6 +17,7 @@ from apq_tvm.tune.functions import AnyTask, extract_functions
 from apq_tvm.tune.local import Local
 from apq_tvm.tune.scratch import scratch_folder
 from apq_tvm.tune.session import Finding, Observer, Quiet, Settings, check_ready, tune_tasks
+from apq_tvm.tune.space import alone
 from apq_tvm.tune.tasks import DEFAULT_ROWS, extract
 from apq_tvm.tuning_logs import log_path
 from apq_tvm.types import AnyPath, DeviceProfile, DimSizes, KernelPlan, Scheme
@@ -148,13 +149,15 @@ def prepare(request: Request) -> Session:
     elif request.model is not None and request.functions:
         sizes = {n: size for n, size in (request.dims or {}).items() if isinstance(size, int)}
         tasks += extract_functions(plans[0], sizes)
-    planned = share_out({task: task.space() for task in tasks}, request.trials, request.minutes)
+    threads = request.threads or profile.cores
+    spaces = {task: task.space() if threads > 1 else alone(task.space()) for task in tasks}
+    planned = share_out(spaces, request.trials, request.minutes)
     if not planned:
         raise BadInput("there is nothing to tune: no linear layer has a choice on this device")
     deadline = time.monotonic() + 60 * request.minutes if request.minutes is not None else None
     settings = Settings(
         Path(request.log) if request.log is not None else log_path(profile.name, LOG),
-        request.threads or profile.cores, request.seed, deadline,
+        threads, request.seed, deadline,
     )  # fmt: skip
     return Session(planned, profile, settings)
 

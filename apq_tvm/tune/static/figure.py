@@ -21,6 +21,7 @@ from apq_tvm.bench.arm.mca import Analyser, find_analyser
 from apq_tvm.bench.trace import Instruction
 from apq_tvm.bench.trace import executed as traced
 from apq_tvm.schedules.graph.lets import spill_lets
+from apq_tvm.schedules.graph.loops import GRAIN
 from apq_tvm.schedules.recorded import fingerprint
 from apq_tvm.tune.static import x86
 from apq_tvm.types import Array, DeviceProfile
@@ -105,6 +106,8 @@ class CpuJudge:
             It cannot be built or run.
         """
         func = self._workshop.scheduled(point)
+        if func.attrs is not None and GRAIN in func.attrs:  # nothing to one thread
+            func = func.without_attr(GRAIN)
         text = fingerprint(func)
         if text not in self._known:
             with self._target:

@@ -175,10 +175,10 @@ def test_a_stale_or_torn_log_is_remarked(model: Path, tmp_path: Path) -> None:
 
 def test_a_model_is_tuned_and_then_compiled(tmp_path: Path) -> None:
     log, model = tmp_path / "log.json", product(64, tmp_path)
-    findings = tune(model, rows=[1], log=log, threads=1, functions=False)
+    findings = tune(model, rows=[1], trials=16, log=log, threads=1, functions=False)
     assert {finding.planned.task.op for finding in findings} == {"linear", "function"}
     assert all(trial.status == OK for finding in findings for trial in finding.trials)
     assert all(finding.record or finding.why for finding in findings)
-    again = tune(model, rows=[1], log=log, threads=1, functions=False)
+    again = tune(model, rows=[1], trials=16, log=log, threads=1, functions=False)
     assert all(finding.resumed for finding in again)
     pipeline.compile(model, tmp_path / "tuned", log=log if log.exists() else None)
