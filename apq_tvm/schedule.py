@@ -51,12 +51,10 @@ def _schedule(
     """One function as the module holds it (names of its own), scheduled."""
     linear = lowered.linears.get(name)
     if linear is not None:
-        sch = tvm.s_tir.Schedule(func)
-        linear.kernel.schedule(sch, linear.choice)
         choice = linear.choice
         source = linear.planned.source if linear.planned is not None else ""
         made = Scheduled(linear.kernel.name, choice.decisions, choice.alternatives, source)
-        return sch.mod["main"], made
+        return linear.kernel.scheduled(choice, func), made
     profile, preparation = lowered.packed.plan.profile, lowered.preparations.get(name)
     if preparation is not None:
         return _prepared(preparation, func, profile)

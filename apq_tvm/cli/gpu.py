@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +39,10 @@ def gpu(
     shape: Annotated[str, typer.Option(help="Comma list of NxK, outputs by inputs.")] = SHAPES,
     m: Annotated[str, typer.Option("--m", help="Comma list of rows of activations.")] = "1,8,32",
     scheme: Annotated[str, typer.Option(help="Comma list of schemes.")] = SCHEMES,
+    candidates: Annotated[
+        int,
+        typer.Option(min=0, help="Of each case, decided otherwise: for apq-tvm logs import."),
+    ] = 0,
     device: Annotated[
         str, typer.Option(help="Run it there too: local, or ssh://[user@]host[:port].")
     ] = "",
@@ -50,7 +55,9 @@ def gpu(
     """
     from apq_tvm.bench.gpu.bundle import prepare as prepare_bundle
     from apq_tvm.bench.linear import LinearCase
+    from apq_tvm.tune.gpu_candidates import searched
 
+    search = partial(searched, most=candidates) if candidates else None
     cases = [
         LinearCase(n, k, rows, word.strip(), threads=1)
         for n, k in parse_shapes(shape)
@@ -61,7 +68,9 @@ def gpu(
         from apq_tvm.tune.devices.bundle import gpu_device
 
         gpu_device(device)
-    made = prepare_bundle(cases, prepare, target=target, force=force, progress=Bars())
+    made = prepare_bundle(
+        cases, prepare, target=target, force=force, candidates=search, progress=Bars()
+    )
     if device:
         from apq_tvm.tune.devices.bundle import run_bundle
 

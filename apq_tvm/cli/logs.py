@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from apq_tvm.cli.console import print_json, print_table, reports_errors, say
-from apq_tvm.cli.options import Json
+from apq_tvm.cli.options import Dim, Json, parse_dims
 
 logs_app = typer.Typer(
     help="Merge, prune, check and show files of the tuner's records.",
@@ -107,43 +106,86 @@ def verify_command(
     file: File,
     target: Target = "",
     device: Annotated[str, typer.Option(help="Where candidates run.")] = "local",
+    model: Annotated[
+        Path | None,
+        typer.Option(help="ONNX file that records of functions are of.", show_default=False),
+    ] = None,
+    scheme: Annotated[str, typer.Option(help="Of the model's layers, as tuned.")] = "W4A8g32",
+    dim: Dim = None,
     json: Json = False,
 ) -> None:
     """Check that records are still right, and still faster.
 
-    Ends with 1 if one is wrong, stale, or slower than its default for sure.
+    Which function a record is of only a model tells; those of layers need none. Ends with 1 if one
+    is wrong, stale, or slower than its default for sure.
     """
     from apq_tvm.schedules.devices import find_profile
     from apq_tvm.tune.api import devices_of
-    from apq_tvm.tune.logs import check_file, device_of, only_linear, read_all
-    from apq_tvm.tune.verify import verify
+    from apq_tvm.tune.logs import check_file, device_of, read_all
+    from apq_tvm.tune.scratch import scratch_folder
+    from apq_tvm.tune.verify import functions_of, verify
 
     profile = find_profile(target or device_of(file))
     found = read_all([check_file(file)])
     for remark in found.remarks:
         say(f"remark: {remark}")
-    records = only_linear(found.records)
+    sizes = parse_dims(dim or [])
+    functions = functions_of(model, profile.name, scheme, sizes) if model is not None else []
     verdicts = []
-    with tempfile.TemporaryDirectory(prefix="apq-verify-") as folder:
+    with scratch_folder() as folder:
         (where, *_) = devices_of(device, profile)
-        for verdict in verify(records, profile, where, Path(folder)):
+        for verdict in verify(found.records, profile, where, folder, functions):
             verdicts.append(verdict)
             if not json:
                 print(_verdict_line(verdict))
     if json:
         print_json([
-            {**_words(v.record), "good": v.good, "why": v.why, "now": v.ratio and v.ratio.value}
+            {
+                **{**_words(v.record), "good": v.good, "checked": v.checked, "why": v.why},
+                "now": v.ratio and v.ratio.value,
+            }
             for v in verdicts
         ])  # fmt: skip
-    bad = sum(not verdict.good for verdict in verdicts)
-    say(f"{len(records) - bad} of {len(records)} records are good")
-    if bad:
+    good, checked = sum(v.good for v in verdicts), sum(v.checked for v in verdicts)
+    left = f"; {len(verdicts) - checked} were not checked" if checked < len(verdicts) else ""
+    say(f"{good} of {checked} records are good{left}")
+    if good < checked:
         say("apq-tvm logs prune drops those of other schedules; tune again for the others")
         raise typer.Exit(1)
+
+
+@logs_app.command("import", epilog="Example: apq-tvm logs import h200_bundle --log h200.json")
+@reports_errors
+def import_command(
+    bundle: Annotated[
+        Path, typer.Argument(help="Folder of bench gpu --candidates.", show_default=False)
+    ],
+    log: Annotated[Path, typer.Option(help="File of records to add to.", show_default=False)],
+    results: Annotated[
+        Path | None,
+        typer.Option(help="By default results.json in the bundle.", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Record what a bundle found faster for sure on a GPU, if its results are right."""
+    from apq_tvm.tune.gpu_results import import_results
+
+    made = import_results(bundle, log, results)
+    if json:
+        print_json([
+            {"case": e.case, "record": e.record and _words(e.record), "why": list(e.why)}
+            for e in made
+        ])  # fmt: skip
+    for each in made if not json else ():
+        print(f"{each.case}: {each.record.tells() if each.record else 'default'}")
+        for why in each.why:
+            print(f"  {why}")
+    say(f"{log}: {sum(each.record is not None for each in made)} records of {len(made)} cases")
 
 
 def _verdict_line(verdict: Any) -> str:
     record, ratio = verdict.record, verdict.ratio
     now = f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else "-"
-    words = f"{record.n}x{record.k} {record.scheme} M={record.rows[0]}.. {record.kernel}"
-    return f"{'good' if verdict.good else 'bad '} {words}: now {now} {verdict.why}".rstrip()
+    layer = f"{record.n}x{record.k} {record.scheme} M={record.rows[0]}.. " if record.n else ""
+    state = "bad " if verdict.bad else "good" if verdict.good else "left"
+    return f"{state} {layer}{record.kernel}: now {now} {verdict.why}".rstrip()

@@ -12,13 +12,13 @@ import typer
 from apq_tvm.cli.bench import parse_counts, parse_shapes
 from apq_tvm.cli.console import Bars, print_json, print_table, reports_errors, show
 from apq_tvm.cli.devices import Device
-from apq_tvm.cli.options import Json
+from apq_tvm.cli.options import Dim, Json, parse_dims
 from apq_tvm.cli.static import Mca
 from apq_tvm.errors import BadInput
 
 if TYPE_CHECKING:
-    from apq_tvm.tune.tasks import Task
-    from apq_tvm.types import DeviceProfile
+    from apq_tvm.tune.functions import AnyTask
+    from apq_tvm.types import DeviceProfile, DimSizes
 
 
 def mount(bench: typer.Typer) -> None:
@@ -39,6 +39,14 @@ def rank(
     candidates: Annotated[int, typer.Option(min=5, help="Of each kernel, at most.")] = 24,
     seed: Annotated[int, typer.Option(help="Of the choice of candidates.")] = 0,
     mca: Mca = "",
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Functions of this ONNX file (softmax, norms, attention) instead of layers.",
+            show_default=False,
+        ),
+    ] = None,
+    dim: Dim = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -59,7 +67,12 @@ def rank(
     profile = find_profile(target)
     if profile.gpu is not None:
         raise BadInput(f"{target} is a GPU: its kernels are timed by bench gpu")
-    tasks = _tasks(profile, target, shape, m, scheme)
+    if model is None:
+        of = f"--shape {shape} --m {m} --scheme {scheme}"
+        tasks = _tasks(profile, target, shape, m, scheme)
+    else:
+        of = f"--model {model.name}"
+        tasks = _functions(model, target, scheme, parse_dims(dim or []))
     (place, *_) = opened = open_devices(device, profile)
     try:
         if not place.speed:
@@ -71,8 +84,8 @@ def rank(
             each.close()
     families = agreements(groups)
     if output is not None:
-        where = f"{machine}, {date.today().isoformat()}: bench rank --shape {shape} --m {m}"
-        write_log(output, f"{where} --scheme {scheme}", families)
+        where = f"{machine}, {date.today().isoformat()}: bench rank {of}"
+        write_log(output, where, families)
     report = {
         "target": profile.name,
         "machine": machine,
@@ -94,7 +107,17 @@ def rank(
     _show(report)
 
 
-def _tasks(profile: DeviceProfile, target: str, shape: str, m: str, scheme: str) -> list[Task]:
+def _functions(model: Path, target: str, scheme: str, dims: DimSizes) -> list[AnyTask]:
+    """What is to be tuned of a model but for its layers; it has the first of the schemes."""
+    from apq_tvm.tune.verify import functions_of
+
+    found = functions_of(model, target, scheme.split(",")[0].strip(), dims)
+    if not found:
+        raise BadInput(f"{model} has no function that is tuned")
+    return found
+
+
+def _tasks(profile: DeviceProfile, target: str, shape: str, m: str, scheme: str) -> list[AnyTask]:
     """What is to be tuned of layers of these shapes and schemes."""
     import numpy as np
 
@@ -103,7 +126,7 @@ def _tasks(profile: DeviceProfile, target: str, shape: str, m: str, scheme: str)
     from apq_tvm.tune.tasks import extract
 
     rows = parse_counts(m, "--m")
-    tasks: dict[str, Task] = {}
+    tasks: dict[str, AnyTask] = {}
     for n, k in parse_shapes(shape):
         for word in scheme.split(","):
             with tempfile.TemporaryDirectory(prefix="apq-rank-") as folder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +13,12 @@ from apq_tvm.errors import BadInput, DeviceFailed
 from apq_tvm.schedules.recorded import LOG
 from apq_tvm.tune.budget import Planned, share_out
 from apq_tvm.tune.device import Device
-from apq_tvm.tune.functions import GraphTask, extract_functions
+from apq_tvm.tune.functions import AnyTask, extract_functions
 from apq_tvm.tune.local import Local
+from apq_tvm.tune.scratch import scratch_folder
 from apq_tvm.tune.session import Finding, Observer, Quiet, Settings, check_ready, tune_tasks
-from apq_tvm.tune.tasks import DEFAULT_ROWS, Task, extract
+from apq_tvm.tune.space import alone
+from apq_tvm.tune.tasks import DEFAULT_ROWS, extract
 from apq_tvm.tuning_logs import log_path
 from apq_tvm.types import AnyPath, DeviceProfile, DimSizes, KernelPlan, Scheme
 
@@ -141,20 +142,22 @@ def prepare(request: Request) -> Session:
     if profile.variants:
         raise BadInput(f"{profile.name} is several devices; tune one of its variants by name")
     linear = [task for plan in plans for task in extract(plan, request.rows)]
-    tasks: list[Task | GraphTask] = list(linear)
+    tasks: list[AnyTask] = list(linear)
     if request.model is not None and request.shapes:
         shapes = set(request.shapes)
         tasks = [task for task in linear if (task.spec.n, task.spec.k) in shapes]
     elif request.model is not None and request.functions:
         sizes = {n: size for n, size in (request.dims or {}).items() if isinstance(size, int)}
         tasks += extract_functions(plans[0], sizes)
-    planned = share_out({task: task.space() for task in tasks}, request.trials, request.minutes)
+    threads = request.threads or profile.cores
+    spaces = {task: task.space() if threads > 1 else alone(task.space()) for task in tasks}
+    planned = share_out(spaces, request.trials, request.minutes)
     if not planned:
         raise BadInput("there is nothing to tune: no linear layer has a choice on this device")
     deadline = time.monotonic() + 60 * request.minutes if request.minutes is not None else None
     settings = Settings(
         Path(request.log) if request.log is not None else log_path(profile.name, LOG),
-        request.threads or profile.cores, request.seed, deadline,
+        threads, request.seed, deadline,
     )  # fmt: skip
     return Session(planned, profile, settings)
 
@@ -176,8 +179,8 @@ def plan_of(
         return [pipeline.plan(model, dims=dims, **given)]
     if not shapes:
         raise BadInput("name an ONNX file, or shapes of layers with --shapes 4096x4096")
-    with tempfile.TemporaryDirectory(prefix="apq-tune-") as folder:
-        return [_plan_of_shape(Path(folder), n, k, given) for n, k in dict.fromkeys(shapes)]
+    with scratch_folder() as folder:
+        return [_plan_of_shape(folder, n, k, given) for n, k in dict.fromkeys(shapes)]
 
 
 def _plan_of_shape(folder: Path, n: int, k: int, given: Mapping[str, Any]) -> KernelPlan:

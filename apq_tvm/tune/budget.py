@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from apq_tvm.tune.functions import GraphTask
+from apq_tvm.tune.functions import AnyTask
 from apq_tvm.tune.space import Space
-from apq_tvm.tune.tasks import Task
 
 PER_TASK = 64
 """Trials of a task where the user says nothing."""
@@ -37,7 +36,7 @@ class Planned:
         Of all the time, where it is limited.
     """
 
-    task: Task | GraphTask
+    task: AnyTask
     space: Space
     trials: int
     part: float
@@ -49,7 +48,7 @@ class Planned:
 
 
 def share_out(
-    spaces: Mapping[Task | GraphTask, Space],
+    spaces: Mapping[AnyTask, Space],
     trials: int | None = None,
     minutes: float | None = None,
 ) -> list[Planned]:

@@ -84,7 +84,8 @@ class Device(Protocol):
         Memory that copies of weights may take there; 256 MiB keep them out of any cache.
     streams : bool
         Whether `run` tells lines as they come. Where it does not, a search gives each candidate a
-        run of its own, so that what it came to is known before the next begins.
+        run of its own, so that what it came to is known before the next begins; candidates do not
+        take turns there.
     """
 
     name: str

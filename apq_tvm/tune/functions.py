@@ -11,10 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from apq_tvm.codegen.graph.work import nanoseconds
 from apq_tvm.schedule import operation
 from apq_tvm.schedules.decide import (
     AllAskedError,
@@ -32,6 +33,7 @@ from apq_tvm.tune.plain import plain_function
 from apq_tvm.tune.program import INPUT, SCRATCH, Batch, Call, Expected
 from apq_tvm.tune.sizes import shapes_of
 from apq_tvm.tune.space import Point, Space, space_of
+from apq_tvm.tune.tasks import Task
 from apq_tvm.tune.windows import WindowsTask, windows_tasks
 from apq_tvm.tuning_logs.records import FUNCTION
 from apq_tvm.types import Array, DeviceProfile, KernelPlan
@@ -131,16 +133,34 @@ class GraphTask:
         with tvm.target.Target(dict(self.profile.target)):
             return schedule_function(self.func, self.profile, decide)[0]
 
+    @property
+    def default(self) -> str:
+        """What records call the default."""
+        return self.kernel
+
+    def point(self, kernel: str, decide: Decide) -> Point:
+        """The candidate that somebody answers."""
+        asked = Recording(Questions(decide))
+        with suppress(AllAskedError):
+            self.scheduled(asked)
+        return Point(kernel, tuple(asked.taken.items()))
+
     def space(self) -> Space:
         """All candidates."""
         return space_of({self.kernel: self.scheduled})
 
+    def schedule_of(self, point: Point) -> str:
+        """`fingerprint` of the default that a record of a candidate compares with."""
+        return self.schedule
+
     def answers(self, point: Point) -> Mapping[str, Any]:
         """The decisions of a point that differ from the defaults."""
-        default = Recording(Questions(Defaults()))
-        with suppress(AllAskedError):
-            self.scheduled(default)
-        return {n: v for n, v in point.decisions if default.taken.get(n) != v}
+        default = dict(self.point(self.kernel, Defaults()).decisions)
+        return {n: v for n, v in point.decisions if default.get(n) != v}
+
+
+AnyTask: TypeAlias = Task | GraphTask
+"""What there is to tune."""
 
 
 def extract_functions(plan: KernelPlan, sizes: Mapping[str, int]) -> list[GraphTask | WindowsTask]:
@@ -234,11 +254,18 @@ class FunctionWorkshop(Builder):
         """The PrimFunc of a candidate."""
         return self.task.scheduled(Recorded(dict(point.decisions)))
 
+    def estimate(self, func: Any) -> float:
+        """As a module has it: what shares a loop out among threads."""
+        return nanoseconds(func, self.task.shapes)
+
+    def operands(self, point: Point) -> tuple[Array, ...]:
+        """What any candidate is called with."""
+        return tuple(self._operands[i].arrays[0] for i in (*self._args, self._y))
+
     def batch(self, candidates: Sequence[Built]) -> tuple[Batch, list[Path]]:
         """The batch of these candidates, the default first, and all object files."""
         args = (*self._args, self._y)
-        work = self._bytes(args) * 0.25 + 0.02 * self.task.terms * np.prod(self.task.shapes[-1])
-        calls = tuple((Call(built.function, args, float(work)),) for built in candidates)
+        calls = tuple((Call(built.function, args, built.work),) for built in candidates)
         paths = list(dict.fromkeys(path for built in candidates for path in built.objects))
         operands = tuple(self._operands)
         return Batch(operands, calls, self._y, (self.expected(),), self.threads), paths

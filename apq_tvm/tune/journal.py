@@ -1,8 +1,9 @@
 """Trials that were made, so that a tuner that starts again repeats none.
 
-One JSON object a line, appended as each trial ends: a tuner that is killed loses the trial in
-flight at most, and a torn last line is passed over. The file is synced as each batch ends, against
-a machine that dies. A lock lets several write one file.
+One JSON object a line, appended when a candidate's first sample is known and again when its batch
+ends: a tuner that is killed loses the trial in flight at most, and those of its batch keep what
+fewer samples say of them. A torn last line is passed over. The file is synced as each batch ends,
+against a machine that dies. A lock lets several write one file.
 """
 
 from __future__ import annotations
@@ -74,15 +75,16 @@ class Journal:
         self.path = path.with_name(f"{path.name}.trials")
 
     def trials(self, task: str, schedule: str, machine: str) -> list[Trial]:
-        """Trials of a task, beside the same default on the same machine."""
+        """Trials of a task beside the same default on the same machine, the last of each point."""
         wanted = {"task": task, "schedule": schedule, "machine": machine}
-        found = []
+        found: dict[Point, Trial] = {}
         for line in self._lines():
             if all(line.get(name) == value for name, value in wanted.items()):
                 # A trial of a damaged line is made again.
                 with suppress(ValueError, TypeError, KeyError):
-                    found.append(_trial(line))
-        return found
+                    trial = _trial(line)
+                    found[trial.point] = trial
+        return list(found.values())
 
     def finished(self, task: str, schedule: str, machine: str) -> dict[str, Any] | None:
         """What was written when the task ended, None if it did not."""

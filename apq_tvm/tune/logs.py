@@ -123,11 +123,6 @@ def device_of(path: AnyPath) -> str:
     return name if any(name == profile.name for profile in PROFILES) else "host"
 
 
-def only_linear(records: Iterable[Record]) -> list[Record]:
-    """Records of quantized layers, which can be checked without a model."""
-    return [record for record in records if record.op == LINEAR and scheme_of(record) is not None]
-
-
 def check_file(path: AnyPath) -> Path:
     """The path, if there is a file.
 

@@ -72,12 +72,15 @@ class Trial:
 
 
 Tell = Callable[[Trial], None]
-"""Told a trial as soon as it is over."""
+"""Told a trial as soon as its first sample says something of it, and again if more changes it."""
 
 
 @dataclass
 class _Runs:
-    """What the programs of one batch said, together; `tell` hears of a candidate by its number."""
+    """What the programs of one batch said, together.
+
+    `tell` hears of a candidate, by its number, when something is known of it.
+    """
 
     report: Report
     ended: dict[int, tuple[str, str]]
@@ -85,7 +88,7 @@ class _Runs:
     told: set[int] = field(default_factory=set)
 
     def known(self, number: int, report: Report) -> None:
-        """All of a candidate is known."""
+        """Something is known of a candidate."""
         if self.tell is not None and number not in self.told:
             self.told.add(number)
             self.tell(number, report)
@@ -137,7 +140,7 @@ class Bench:
     def trials(
         self, points: Sequence[Point], rounds: int = FIRST_ROUNDS, told: Tell | None = None
     ) -> list[Trial]:
-        """Build, check and time candidates, in the order of `points`.
+        """Build, check and time candidates, which take turns, in the order of `points`.
 
         Parameters
         ----------
@@ -145,15 +148,17 @@ class Bench:
         rounds : int
             Samples of each.
         told : callable, optional
-            Told every trial as soon as it is over: candidates are then checked and timed one after
-            the other. Without it they take turns in every round, and all is known at the end.
+            Told every trial as soon as its first sample is known, and again at the end of its batch
+            if it came to something else. Where a device tells nothing before a program ends,
+            each candidate has one of its own then.
         """
         trials: dict[Point, Trial] = {}
         built: list[Built] = []
 
         def over(trial: Trial) -> None:
+            changed = trials.get(trial.point) != trial
             trials[trial.point] = trial
-            if told is not None:
+            if told is not None and changed:
                 told(trial)
 
         for point, made in self._workshop.build(points):
@@ -171,8 +176,7 @@ class Bench:
             tell = None if told is None else known
             runs = self._run([self._default, *built], rounds, checked=True, tell=tell)
             for number, point in points_of.items():
-                if point not in trials:
-                    over(_trial(point, number, runs.report, runs.ended.get(number)))
+                over(_trial(point, number, runs.report, runs.ended.get(number)))
         return [trials[point] for point in points]
 
     def last(self, point: Point, confidence: float) -> Ratio:
@@ -215,7 +219,6 @@ class Bench:
                 arguments = [f"only={only}", f"rounds={rounds}", f"sample_ns={SAMPLE_NS}"]
                 arguments += [f"limit={LIMIT_S}", f"loose={self._workshop.loose:g}"]
                 arguments += ["check=1"] if checked else []
-                arguments += ["each=1"] if tell is not None else []
                 seconds = 30.0 + LIMIT_S + len(now) * (2 + 0.2 * rounds)
                 job = Job(program, data, tuple(arguments), seconds, objects, self._linker.tools)
                 left = [*self._once(job, now, runs), *left[len(now) :]]
@@ -244,7 +247,6 @@ class Bench:
             self._lost += 1
             if self._lost >= GIVE_UP:
                 raise
-            left = [number for number in left if number not in runs.told]
             culprit = said.at if said.at in left else next(iter(left), 0)
             runs.ended[culprit] = (LOST, f"the device was lost: {error}")
             return [number for number in left if number != culprit]
@@ -253,14 +255,11 @@ class Bench:
         if report.done:
             self._check_default(report)
             return []
-        left = [number for number in left if number not in runs.told]
         ended, why = report.at, _why(outcome)
         if not ended:
             name = self._workshop.task.name
             text = outcome.errors.strip() or "no message"
             raise DefaultFailed(f"{name}: the default {why} on {self._device.name} ({text})")
-        if ended in runs.told:  # it ended between two candidates
-            ended = next(iter(left), ended)
         runs.ended[ended] = (LATE if _is_late(outcome) else CRASHED, why)
         return [number for number in left if number != ended]
 

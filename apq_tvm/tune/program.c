@@ -1,6 +1,6 @@
 /* Checks candidates and times them in turns:
  *
- *   program DATA [check=1] [loose=F] [rounds=N] [sample_ns=N] [only=0,3,5] [limit=SECONDS] [each=1]
+ *   program DATA [check=1] [loose=F] [rounds=N] [sample_ns=N] [only=3,5] [limit=SECONDS]
  *
  * DATA (apq_tvm/tune/program.py writes it) holds tensors, the calls of every candidate, and for each set of
  * inputs the expected result. Candidate 0 is the default. It prints, each line flushed:
@@ -10,12 +10,12 @@
  *   checked C ERROR           largest error over its tolerance in any set: right up to 1; nan is wrong
  *   failed C TEXT             the kernel reported an error
  *   t C NANOSECONDS           a sample: of one pass over the candidate's calls
- *   timed C                   with `each`: these were all samples of the candidate
  *   done                      the last line
  *
- * In a round every candidate follows a sample of the default. Weights are copied until they fill `cold_bytes`,
- * and every pass takes the next copy. The order of a round is another one each time. With `each`, a candidate is
- * checked and has all its rounds before the next one is looked at, so that what it came to is known at once. */
+ * In a round every candidate has one sample, between two of the default: a moment in which the machine is slow
+ * takes a sample from several candidates, not all samples from one. In the first round each is checked before its
+ * sample, so that something is known of it before the next one is looked at; the order of the others is another one
+ * each time. Weights are copied until they fill `cold_bytes`, and every pass takes the next copy. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdarg.h>
@@ -279,47 +279,63 @@ static uint64_t random_number(void) { /* Marsaglia's xorshift */
   return state ^= state << 17;
 }
 
-/* `repeats`: how many passes make a sample of each candidate, 0 where that is not known yet. */
-static void time_in_turns(bench *b, int32_t *order, int32_t count, int32_t rounds, int64_t sample_ns,
-                          unsigned limit, int64_t *repeats) {
-  for (int32_t i = -1; i < count; i++) { /* how many passes make a sample */
-    int32_t number = i < 0 ? 0 : order[i];
-    if (repeats[number] > 0) continue;
-    say("at time %d", (int)number);
-    alarm(limit);
-    (void)passes(b, &b->candidates[number], 0, b->candidates[number].num_calls, 1);
-    double once = sample(b, number, 1);
-    repeats[number] = once > 0 && once < (double)sample_ns ? (int64_t)((double)sample_ns / once) : 1;
+typedef struct {
+  int checked; /* before their first samples */
+  double loose;
+  int32_t rounds;
+  int64_t sample_ns;
+  unsigned limit;
+  int64_t *repeats; /* passes of a sample of each candidate, 0 where that is not known yet */
+} turns;
+
+static void find_repeats(bench *b, int32_t number, const turns *how) {
+  say("at time %d", (int)number);
+  alarm(how->limit);
+  (void)passes(b, &b->candidates[number], 0, b->candidates[number].num_calls, 1);
+  double once = sample(b, number, 1);
+  how->repeats[number] = once > 0 && once < (double)how->sample_ns ? (int64_t)((double)how->sample_ns / once) : 1;
+}
+
+/* A sample of the default, and one of a candidate unless `number` is 0. */
+static void turn(bench *b, int32_t number, const turns *how) {
+  alarm(how->limit);
+  say("t 0 %.1f", sample(b, 0, how->repeats[0]));
+  if (number == 0) return;
+  say("at time %d", (int)number);
+  alarm(how->limit);
+  say("t %d %.1f", (int)number, sample(b, number, how->repeats[number]));
+}
+
+/* The first round; returns how many of `order` are right, which it keeps there. */
+static int32_t first_turns(bench *b, int32_t *order, int32_t count, const turns *how) {
+  int32_t kept = 0;
+  for (int32_t i = 0; i < count; i++) {
+    alarm(how->limit);
+    if (how->checked && !check(b, order[i], how->loose)) continue;
+    use_set(b, 0);
+    if (how->rounds > 0) {
+      find_repeats(b, order[i], how);
+      turn(b, order[i], how);
+      turn(b, 0, how); /* what comes next is not beside it */
+    }
+    order[kept++] = order[i];
   }
-  for (int32_t r = 0; r < rounds; r++) {
+  return kept;
+}
+
+static void time_in_turns(bench *b, int32_t *order, int32_t count, const turns *how) {
+  if (how->rounds > 0) find_repeats(b, 0, how);
+  count = first_turns(b, order, count, how);
+  for (int32_t r = 1; r < how->rounds && count > 0; r++) {
     for (int32_t i = count - 1; i > 0; i--) {
       int32_t j = (int32_t)(random_number() % (uint64_t)(i + 1)), kept = order[i];
       order[i] = order[j];
       order[j] = kept;
     }
-    for (int32_t i = 0; i < count; i++) {
-      say("t 0 %.1f", sample(b, 0, repeats[0]));
-      say("at time %d", (int)order[i]);
-      alarm(limit);
-      say("t %d %.1f", (int)order[i], sample(b, order[i], repeats[order[i]]));
-    }
+    for (int32_t i = 0; i < count; i++) turn(b, order[i], how);
   }
-  alarm(limit);
-  say("t 0 %.1f", sample(b, 0, repeats[0]));
+  if (how->rounds > 1 && count > 0) turn(b, 0, how);
   alarm(0);
-}
-
-/* One candidate after the other, from its check to its last sample. */
-static void each_by_itself(bench *b, int32_t *order, int32_t count, int32_t checked, double loose, int32_t rounds,
-                           int64_t sample_ns, unsigned limit, int64_t *repeats) {
-  for (int32_t i = 0; i < count; i++) {
-    alarm(limit);
-    if (checked && order[i] != 0 && !check(b, order[i], loose)) continue;
-    alarm(0);
-    use_set(b, 0);
-    if (rounds > 0) time_in_turns(b, order + i, 1, rounds, sample_ns, limit, repeats);
-    say("timed %d", (int)order[i]);
-  }
 }
 
 static const char *option(int argc, char **argv, const char *name, const char *otherwise) {
@@ -339,43 +355,31 @@ int apq_tune_main(int argc, char **argv) {
     return 2;
   }
   (void)apq_usable_threads(1);
-  unsigned limit = (unsigned)atoi(option(argc, argv, "limit", "20"));
-  int32_t rounds = atoi(option(argc, argv, "rounds", "0")), count = 0;
-  int64_t sample_ns = atoll(option(argc, argv, "sample_ns", "1000000"));
+  int32_t count = 0;
+  turns how = {.checked = atoi(option(argc, argv, "check", "0")),
+               .loose = atof(option(argc, argv, "loose", "1")),
+               .rounds = atoi(option(argc, argv, "rounds", "0")),
+               .sample_ns = atoll(option(argc, argv, "sample_ns", "1000000")),
+               .limit = (unsigned)atoi(option(argc, argv, "limit", "20"))};
   const char *only = option(argc, argv, "only", "");
   int32_t *order = calloc((size_t)b.num_candidates + strlen(only) + 1, sizeof *order);
-  int64_t *repeats = calloc((size_t)b.num_candidates, sizeof *repeats);
-  if (order == NULL || repeats == NULL) return 2;
+  how.repeats = calloc((size_t)b.num_candidates, sizeof *how.repeats);
+  if (order == NULL || how.repeats == NULL) return 2;
   for (const char *at = only; *at != '\0';) {
     char *end = NULL;
     long number = strtol(at, &end, 10);
-    if (end == at || number < 0 || number >= b.num_candidates) return 2;
+    if (end == at || number < 1 || number >= b.num_candidates) return 2;
     order[count++] = (int32_t)number;
     at = *end == ',' ? end + 1 : end;
   }
   for (int32_t i = 1; *only == '\0' && i < b.num_candidates; i++) order[count++] = i;
   say("apq-tune 1 %d", (int)b.num_candidates);
-  int32_t checked = atoi(option(argc, argv, "check", "0")), each = atoi(option(argc, argv, "each", "0"));
-  double loose = atof(option(argc, argv, "loose", "1"));
-  if (checked) {
-    int32_t kept = 0;
-    alarm(limit);
-    int right = check(&b, 0, loose);
-    for (int32_t i = 0; i < count && right; i++) {
-      alarm(limit);
-      if (each || order[i] == 0 || check(&b, order[i], loose)) order[kept++] = order[i];
-    }
-    alarm(0);
-    count = right ? kept : 0; /* there is nothing to compare with */
-  }
+  alarm(how.limit);
+  if (how.checked && !check(&b, 0, how.loose)) count = 0; /* there is nothing to compare with */
   use_set(&b, 0);
-  if (each) {
-    each_by_itself(&b, order, count, checked, loose, rounds, sample_ns, limit, repeats);
-  } else if (count > 0 && rounds > 0) {
-    time_in_turns(&b, order, count, rounds, sample_ns, limit, repeats);
-  }
+  if (count > 0) time_in_turns(&b, order, count, &how);
   say("done");
   free(order);
-  free(repeats);
+  free(how.repeats);
   return 0;
 }

@@ -218,7 +218,7 @@ class Report:
         self._open: tuple[int, float, float | None] | None = None
 
     def hear(self, line: str) -> int | None:
-        """Take a line; the candidate of which all is known by it, None where there is none.
+        """Take a line; the candidate of which more is known by it, None where there is none.
 
         Raises
         ------
@@ -244,34 +244,34 @@ class Report:
             return int(number)
         elif word == "t":
             number, time = rest.split()
-            self._sample(int(number), float(time))
-        elif word == "timed":
-            self.end()
-            return int(rest)
+            return self._sample(int(number), float(time))
         elif word == "done":
             self.done = True
         elif word not in ("apq-tune", ""):
             raise ValueError("not a line of a program that tunes")
         return None
 
-    def _sample(self, number: int, time: float) -> None:
+    def _sample(self, number: int, time: float) -> int | None:
         """Samples alternate: the default, a candidate, the default; both neighbours count."""
         if number == 0:
-            self._close(time)
+            ended = self._close(time)
             self._default = time
         else:
-            self._close(None)
+            ended = self._close(None)
             self._open, self._default = (number, time, self._default), None
+        return ended
 
-    def _close(self, after: float | None) -> None:
+    def _close(self, after: float | None) -> int | None:
+        """Note the sample that is open; its candidate, None where nothing is to be noted."""
         if self._open is None:
-            return
+            return None
         (number, time, before), self._open = self._open, None
         beside = [t for t in (before, after) if t is not None]
         if not beside or not all(0 < t < float("inf") for t in (time, *beside)):
             self.odd += 1
-            return
+            return None
         self.pairs.setdefault(number, []).append((sum(beside) / len(beside), time))
+        return number
 
     def end(self) -> None:
         """No sample of the last candidate follows."""

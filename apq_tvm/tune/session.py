@@ -7,34 +7,30 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from apq_tvm import __version__
 from apq_tvm.errors import ApqError, DeviceFailed
 from apq_tvm.extras import require
-from apq_tvm.schedules.recorded import default_of_kernel
 from apq_tvm.tune.budget import Planned
 from apq_tvm.tune.candidates import Workshop
 from apq_tvm.tune.device import Device
-from apq_tvm.tune.functions import FunctionWorkshop, GraphTask
+from apq_tvm.tune.functions import AnyTask, FunctionWorkshop, GraphTask
 from apq_tvm.tune.journal import Journal, add_records
 from apq_tvm.tune.measure import OK, SECOND_ROUNDS, Bench, DefaultFailed, Trial
 from apq_tvm.tune.program import Linker
 from apq_tvm.tune.ratios import CONFIDENCE, Ratio
+from apq_tvm.tune.scratch import scratch_folder
 from apq_tvm.tune.search import BATCH, best_of, needs_trees, search_for
 from apq_tvm.tune.space import Point, Space
 from apq_tvm.tune.tasks import Task
 from apq_tvm.tune.windows import WindowsTask, WindowsWorkshop
-from apq_tvm.tuning_logs.records import FUNCTION, TIMED, Record
+from apq_tvm.tuning_logs.records import LINEAR, Record
 from apq_tvm.types import DeviceProfile
-
-if TYPE_CHECKING:
-    pass
 
 FINALISTS = 6
 """Candidates that are timed again before one is chosen."""
@@ -85,7 +81,8 @@ class Observer(Protocol):
         """A task begins, `known` of whose trials were made before."""
 
     def tried(self, planned: Planned, trials: Sequence[Trial], best: float) -> None:
-        """Trials ended; `best` is the largest ratio of the task so far."""
+        """Something is known of so many more candidates, or of none but more of those before;
+        `best` is the largest ratio of the task so far."""
 
     def end(self, finding: Finding) -> None:
         """A task ended."""
@@ -129,8 +126,6 @@ class Settings:
         When to stop, by `clock`.
     clock : callable
         Seconds.
-    how : str
-        What records say: `TIMED`, or ``"static"``.
     """
 
     log: Path
@@ -138,7 +133,6 @@ class Settings:
     seed: int = 0
     deadline: float | None = None
     clock: Callable[[], float] = field(default=time.monotonic, compare=False)
-    how: str = TIMED
 
 
 def tune_tasks(
@@ -165,7 +159,7 @@ def tune_tasks(
     waiting: SimpleQueue[tuple[int, Planned]] = SimpleQueue()
     for entry in enumerate(planned):
         waiting.put(entry)
-    with _folder() as folder:
+    with scratch_folder() as folder:
         linker = Linker(find_toolchain(profile.triple, exact=False), folder)
 
         def work(device: Device) -> None:
@@ -225,16 +219,6 @@ def _side_by_side(
             except DeviceFailed as error:
                 observer.remark(f"{device.name} is lost: {error}")
     return alive
-
-
-@contextmanager
-def _folder() -> Any:
-    """A temporary folder that is gone whatever happens."""
-    folder = Path(tempfile.mkdtemp(prefix="apq-tune-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Tuner:
@@ -335,11 +319,12 @@ class Tuner:
         others = Space(planned.space.points[1:], whole=planned.space.whole)
         search = search_for(others, planned.trials, self._settings.seed)
 
-        def over(trial: Trial) -> None:  # while the next one is checked
+        def over(trial: Trial) -> None:
             self._journal.add(task.key, bench.fingerprint, self._where, [trial], sync=False)
+            fresh = [] if trial.point in trials else [trial]
             trials[trial.point] = trial
             best = max(t.ratio for t in trials.values())
-            self._observer.tried(planned, [trial], best)
+            self._observer.tried(planned, fresh, best)
 
         while len(trials) < planned.trials and (until is None or clock() < until):
             tried = {point: trial.ratio for point, trial in trials.items() if point != default}
@@ -374,7 +359,10 @@ class Tuner:
         record = None
         if found is not None:
             ratio = found[1]
-            record = self._record(planned.task, bench, *found)
+            record = record_of(
+                planned.task, found[0], self._settings, self._machine,
+                ratio=ratio.value, interval=(ratio.low, ratio.high),
+            )  # fmt: skip
             add_records(self._settings.log, [record])
         task = planned.task
         told = {"why": why, "ratio": round(ratio.value, 4) if ratio else 0}
@@ -382,22 +370,20 @@ class Tuner:
         best = found[0] if found else None
         return Finding(planned, trials, best, ratio, record, why)
 
-    def _record(self, task: Task | GraphTask, bench: Bench, point: Point, ratio: Ratio) -> Record:
-        shape: dict[str, Any] = {}
-        schedule = bench.fingerprint
-        if isinstance(task, Task) and task.op != FUNCTION:
-            kernel = task.kernel_named(point.kernel)
-            schedule = default_of_kernel(task.spec, kernel, self._profile)
-            shape = task.layer
-        return Record(
-            task.op, point.kernel, task.answers(point), schedule, **shape,
-            ratio=ratio.value, interval=(ratio.low, ratio.high), threads=self._settings.threads,
-            how=self._settings.how, machine=self._machine, date=date.today().isoformat(),
-            versions=versions(),
-        )  # fmt: skip
+
+def record_of(
+    task: AnyTask, point: Point, settings: Settings, machine: str, **found: Any
+) -> Record:
+    """A record of a candidate; `found` is its ratio, interval and how that was."""
+    shape = task.layer if isinstance(task, Task) and task.op == LINEAR else {}
+    return Record(
+        task.op, point.kernel, task.answers(point), task.schedule_of(point), **shape, **found,
+        threads=settings.threads, machine=machine, date=date.today().isoformat(),
+        versions=versions(),
+    )  # fmt: skip
 
 
-def workshop_of(task: Task | GraphTask, folder: Path, threads: int) -> Workshop | FunctionWorkshop:
+def workshop_of(task: AnyTask, folder: Path, threads: int) -> Workshop | FunctionWorkshop:
     """That of a task's kind."""
     if isinstance(task, GraphTask):
         return FunctionWorkshop(task, folder, threads)

@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from apq_tvm.errors import NotApplicable
@@ -71,6 +71,21 @@ class Space:
             for point in same:
                 near[point] += [other for other in same if other != point]
         return near
+
+
+SHARING = ("grain", "parallel_least")
+"""Decisions about how loops are shared out among threads."""
+
+
+def alone(space: Space) -> Space:
+    """The space without what only several threads tell apart."""
+    usual = {"grain": 1, **dict(space.points[0].decisions)}
+    kept = [
+        point
+        for point in space.points
+        if all(name not in SHARING or usual[name] == value for name, value in point.decisions)
+    ]
+    return replace(space, points=tuple(kept))
 
 
 def _without(point: Point, index: int) -> tuple[Any, ...]:

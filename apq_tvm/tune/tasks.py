@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from apq_tvm.formats import dequantize, details
@@ -17,7 +18,7 @@ from apq_tvm.schedules.decide import Decide, Defaults, Recorded, Recording
 from apq_tvm.schedules.devices import linear_kernels
 from apq_tvm.schedules.graph.rules import schedule_preparation
 from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation
-from apq_tvm.schedules.recorded import bare
+from apq_tvm.schedules.recorded import bare, default_of_kernel, fingerprint
 from apq_tvm.select import by_name, choose, linear_spec
 from apq_tvm.tune.space import Point, Space, space_of
 from apq_tvm.tuning_logs.records import FUNCTION, LINEAR
@@ -112,15 +113,27 @@ class Task:
         """One of the device's kernels."""
         return by_name(linear_kernels(self.profile))[name]
 
+    @property
+    def default(self) -> str:
+        """What records call the default."""
+        return self.name if self.op == FUNCTION else self.kernel
+
     def space(self) -> Space:
         """All candidates."""
-        if self.op == FUNCTION:
-            return space_of({self.name: self._ask_preparation})
-        asks = {name: self._ask(self.kernel_named(name)) for name in self.kernels}
-        return space_of(asks)
+        names = (self.name,) if self.op == FUNCTION else self.kernels
+        return space_of({name: partial(self._ask, name) for name in names})
 
-    def _ask(self, kernel: LinearKernel) -> Any:
-        return lambda decide: kernel.ask(self.spec, self.profile, decide)
+    def point(self, kernel: str, decide: Decide) -> Point:
+        """The candidate of a kernel that somebody answers."""
+        asked = Recording(decide)
+        self._ask(kernel, asked)
+        return Point(kernel, tuple(asked.taken.items()))
+
+    def _ask(self, kernel: str, decide: Decide) -> None:
+        if self.op == FUNCTION:
+            self._ask_preparation(decide)
+        else:
+            self.kernel_named(kernel).choose(self.spec, self.profile, decide)
 
     def preparation(self, kernel: LinearKernel, decide: Decide | None = None) -> Preparation | None:
         """What the kernel wants done to x, as it is decided, or by default."""
@@ -138,12 +151,19 @@ class Task:
 
     def answers(self, point: Point) -> Mapping[str, Any]:
         """The decisions of a point that differ from its kernel's defaults."""
-        default = Recording(Defaults())
-        if self.op == FUNCTION:
-            self._ask_preparation(default)
-        else:
-            self.kernel_named(point.kernel).ask(self.spec, self.profile, default)
-        return {n: v for n, v in point.decisions if default.taken.get(n) != v}
+        default = dict(self.point(point.kernel, Defaults()).decisions)
+        return {n: v for n, v in point.decisions if default.get(n) != v}
+
+    def schedule_of(self, point: Point) -> str:
+        """`fingerprint` of the default that a record of a candidate compares with."""
+        import tvm
+
+        if self.op == LINEAR:
+            return default_of_kernel(self.spec, self.kernel_named(point.kernel), self.profile)
+        made = self.preparation(self.kernel_named(self.kernel))
+        assert made is not None
+        with tvm.target.Target(dict(self.profile.target)):
+            return fingerprint(self.prepared(made, Defaults())[0])
 
     def decided(self, point: Point) -> Recorded:
         """Who answers as the point does."""
@@ -179,10 +199,10 @@ def _of_layers(
     tensor, weight = weights_of(plan, names[0])
     made = []
     for choice in choose(spec, kernels, profile, names[0]):
-        inside = [m for m in rows if choice.m_min <= m and (choice.m_max < 0 or m <= choice.m_max)]
-        for i, m in enumerate(inside):
-            low = _between(inside[i - 1], m) + 1 if i else choice.m_min
-            high = _between(m, inside[i + 1]) if i + 1 < len(inside) else choice.m_max
+        for m in rows:
+            if m < choice.m_min or 0 <= choice.m_max < m:
+                continue
+            low, high = rows_around(m, rows, choice.m_min, choice.m_max)
             others = [
                 kernel.name
                 for kernel in kernels
@@ -202,6 +222,15 @@ def _of_layers(
                 )
             )  # fmt: skip
     return made
+
+
+def rows_around(m: int, rows: Sequence[int], low: int, high: int) -> tuple[int, int]:
+    """Rows that are nearer to `m` than to others of `rows` from `low` to `high`, of which -1 is no
+    limit."""
+    others = [other for other in rows if low <= other and (high < 0 or other <= high)]
+    below, above = [o for o in others if o < m], [o for o in others if o > m]
+    first = _between(max(below), m) + 1 if below else low
+    return first, _between(m, min(above)) if above else high
 
 
 def _between(low: int, high: int) -> int:

@@ -1,7 +1,9 @@
-"""Kernels tell the module's runtime how many iterations a parallel loop has, before they launch it.
+"""Kernels tell the module's runtime of a parallel loop before they launch it.
 
-TVM's launch says nothing of it, and deals iterations to tasks in equal shares, rounded up. Only who
-knows their number can cut a loop so that no task is empty and all threads end together.
+TVM's launch does not say how many iterations it has, and deals them to tasks in equal shares,
+rounded up. Only who knows their number can cut a loop so that no task is empty and all threads end
+together. A kernel whose grain was decided (`apq_tvm.schedules.graph.loops.with_grain`) tells that
+too.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ from typing import Any
 import tvm_ffi
 from tvm import tirx
 
-FUNCTION = "apq_loop_iterations"
+from apq_tvm.schedules.graph.loops import grain_of
+
+FUNCTION, GRAIN = "apq_loop_iterations", "apq_loop_grain"
 """Of codegen/runtime/cpu/launch.c."""
 
 
 def tell_iterations(func: Any) -> Any:
-    """Put a call of `FUNCTION` before every parallel loop.
+    """Put a call of `FUNCTION` before every parallel loop, and one of `GRAIN` if it is decided.
 
     Parameters
     ----------
@@ -27,11 +31,15 @@ def tell_iterations(func: Any) -> Any:
     -------
     tvm.tirx.PrimFunc
     """
+    grain = grain_of(func)
 
     def tell(loop: Any) -> Any:
         if loop.kind != tirx.ForKind.PARALLEL:
             return loop
-        count = tirx.Cast("int64", loop.extent)
-        return tirx.SeqStmt([tirx.Evaluate(tirx.call_extern("int32", FUNCTION, count)), loop])
+        calls = [(FUNCTION, tirx.Cast("int64", loop.extent))]
+        if grain != 1:
+            calls.append((GRAIN, tirx.const(grain, "float64")))
+        told = [tirx.Evaluate(tirx.call_extern("int32", *call)) for call in calls]
+        return tirx.SeqStmt([*told, loop])
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, tell)))

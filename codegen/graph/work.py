@@ -7,11 +7,13 @@ from the loops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
-from tvm import tirx
+from tvm import DataType, tirx
 from tvm.sym import Analyzer
+from tvm_ffi import structural_map
 
 from apq_tvm.codegen.graph.c_expr import c_expr
 from apq_tvm.errors import UnsupportedModel
@@ -50,6 +52,33 @@ def work_of(func: Any, names: Mapping[Any, str], outputs_elements: str, tensor_b
         return f"{memory} + {NS_PER_FLOP} * (double)({outputs_elements}) * (double)({per_element})"
     statements = c_expr_or_zero(_statements(func), names)
     return f"{memory} + {NS_PER_STATEMENT} * (double)({statements})"
+
+
+def nanoseconds(func: Any, shapes: Sequence[Sequence[int]]) -> float:
+    """What `work_of` comes to for a function whose arguments, all tensors, have these shapes."""
+    known = {
+        dim: tirx.const(size, "int64")
+        for buffer, shape in zip(func.params, shapes, strict=True)
+        for dim, size in zip(buffer.shape, shape, strict=True)
+        if isinstance(dim, tirx.Var)
+    }
+
+    def number(expr: Any) -> int:
+        value = Analyzer().simplify(structural_map(expr, (tirx.Var, lambda v: known.get(v, v))))
+        return int(value) if isinstance(value, tirx.IntImm) else 0
+
+    sizes = [prod(shape) for shape in shapes]
+    items = [int(DataType(buffer.dtype).itemsize) for buffer in func.params]
+    nbytes = sum(size * item for size, item in zip(sizes, items, strict=True))
+    attrs = func.attrs or {}
+    if "apq.work" not in attrs:
+        return NS_PER_BYTE * nbytes + NS_PER_STATEMENT * number(_statements(func))
+    each, along = attrs["apq.work"], 1
+    if "apq.work_along" in attrs:
+        argument, axis = (int(i) for i in attrs["apq.work_along"])
+        along = shapes[argument][axis]
+    times = each if isinstance(each, int) else number(each)
+    return NS_PER_BYTE * nbytes + NS_PER_FLOP * sizes[-1] * times * along
 
 
 def c_expr_or_zero(expr: Any, names: Mapping[Any, str]) -> str:

@@ -227,8 +227,7 @@ def schedule_batch_matmul(func: Any, profile: DeviceProfile, decide: Decide) -> 
 
     body = loop(count * panels, task, tirx.ForKind.PARALLEL)
     scheduled = func.with_body(tirx.stmt_seq(*views_decl, body))
-    least = decide("parallel_least", (1 << 18, 1 << 16, 1 << 20))
-    return finish(parallel_when(scheduled, count * m * n * k, least))
+    return finish(parallel_when(scheduled, count * m * n * k, 1 << 18, decide))
 
 
 def _tile(profile: DeviceProfile, decide: Decide, n: Expr) -> Tile:

@@ -38,5 +38,4 @@ def schedule_embedding(func: Any, profile: DeviceProfile, decide: Decide) -> Any
         sch.parallel(sch.fuse(*outer))
     lowered = lower_blocks(sch.mod["main"])
     lowered = vectorize_loops(lowered, profile.vector_bytes, decide("unroll", (1, 2, 4)))
-    least = decide("parallel_least", (65536, 16384, 262144))
-    return finish(parallel_when(lowered, elements(func.params[-1]), least))
+    return finish(parallel_when(lowered, elements(func.params[-1]), 65536, decide))

@@ -103,9 +103,8 @@ def schedule_generic(func: Any, profile: DeviceProfile, decide: Decide) -> tuple
         rows, vectors, small = rows // 2, 1, "_small_tile"
         made = arranged(rows, vectors)
     work = sum((elements(p) for p in func.params), tirx.const(0, "int64"))
-    least = decide("parallel_least", (65536, 16384, 262144))
     name = "rows" if shared else "reduction" if reduces else "elementwise"
-    return finish(parallel_when(made, work, least)), f"{name}{small}"
+    return finish(parallel_when(made, work, 65536, decide)), f"{name}{small}"
 
 
 def _parts(body: Any) -> list[Any]:

@@ -43,5 +43,4 @@ def schedule_layernorm(func: Any, profile: DeviceProfile, decide: Decide) -> Any
     if outer:
         lowered = distribute_rows(lowered, decide("row_tile", (4, 1, 2, 8)))
     lowered = vectorize_loops(lowered, profile.vector_bytes, decide("unroll", (4, 2, 1)))
-    least = decide("parallel_least", (32768, 8192, 131072))
-    return finish(parallel_when(lowered, elements(func.params[0]), least))
+    return finish(parallel_when(lowered, elements(func.params[0]), 32768, decide))

@@ -7,8 +7,12 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, sym, tirx
 
+from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.exprs import collect, substitute, uses
 from apq_tvm.tensorize.exprs import Expr, Stmt
+
+GRAIN = "apq.grain"
+"""Attribute of a PrimFunc (`with_grain`)."""
 
 
 def reuse_output(func: Any, scratch: str) -> Any:
@@ -78,12 +82,13 @@ def reuse_output(func: Any, scratch: str) -> Any:
     return func.with_body(body)
 
 
-def parallel_when(func: Any, work: Expr, least: int) -> Any:
+def parallel_when(func: Any, work: Expr, usual: int, decide: Decide) -> Any:
     """Take the parallel loops of a function that is known to have little to do for serial ones.
 
     Waking the other threads costs 1 to 3 microseconds, more than a small operator takes. Where only
     a run knows how much there is to do, the runtime decides (`apq_call` in
-    codegen/runtime/cpu/run.c): a second copy of the loops would be built for nothing.
+    codegen/runtime/cpu/run.c), by its own estimate: a second copy of the loops would be built for
+    nothing. What is decided is then the grain.
 
     Parameters
     ----------
@@ -91,15 +96,20 @@ def parallel_when(func: Any, work: Expr, least: int) -> Any:
         Lowered, with ``parallel`` loops.
     work : PrimExpr
         Elements the function handles, of variables bound by its buffers.
-    least : int
-        Fewest elements worth a second thread.
+    usual : int
+        Fewest elements worth a second thread, by default.
+    decide : Decide
+        Asked ``parallel_least``: the fewest.
 
     Returns
     -------
     tvm.tirx.PrimFunc
     """
+    least = decide("parallel_least", (usual, usual // 4, usual * 4))
     enough = sym.Analyzer().simplify(work >= tirx.const(least, str(work.ty)))
-    if not isinstance(enough, tirx.IntImm) or int(enough):
+    if not isinstance(enough, tirx.IntImm):
+        return with_grain(func, least / usual)
+    if int(enough):
         return func
 
     def serial(loop: Any) -> Any:
@@ -111,6 +121,23 @@ def parallel_when(func: Any, work: Expr, least: int) -> Any:
         )  # fmt: skip
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, serial)))
+
+
+def with_grain(func: Any, times: float) -> Any:
+    """Have a function's parallel loops shared out among fewer threads, in fewer tasks.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+    times : float
+        How often the usual work a thread and a task need; of 1 the function stays as it is.
+    """
+    return func.with_attr(GRAIN, float(times)) if times != 1 else func
+
+
+def grain_of(func: Any) -> float:
+    """What `with_grain` gave a function, 1 by default."""
+    return float(func.attrs[GRAIN]) if func.attrs is not None and GRAIN in func.attrs else 1.0
 
 
 def unrolled_size(body: Any) -> int:

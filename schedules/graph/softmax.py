@@ -46,5 +46,4 @@ def schedule_softmax(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
     if outer:
         lowered = distribute_rows(lowered, decide("row_tile", (4, 1, 2, 8, 16)))
     lowered = vectorize_loops(lowered, profile.vector_bytes, decide("unroll", (2, 1, 4)))
-    least = decide("parallel_least", (16384, 4096, 65536))
-    return finish(parallel_when(lowered, elements(func.params[-1]), least))
+    return finish(parallel_when(lowered, elements(func.params[-1]), 16384, decide))

@@ -19,7 +19,7 @@ from tvm import sym, tirx
 from apq_tvm.ops import math
 from apq_tvm.ops.images.window_reduce import LOWEST, tap_range
 from apq_tvm.ops.images.windows import NAMES, Geometry
-from apq_tvm.schedules.decide import Decide, all_asked
+from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.loops import parallel_when
 from apq_tvm.schedules.graph.lowering import finish
 from apq_tvm.schedules.graph.panel import bind_all, is_const, loop, strides
@@ -56,11 +56,9 @@ def schedule_tiles(
 ) -> Any:  # fmt: skip
     """Schedule by loops of one kind, in tiles of some of `pixels` by some of `vectors`."""
     tile = decide("pixels", pixels), decide("vectors", vectors)
-    least = decide("parallel_least", (1 << 17, 1 << 15, 1 << 19))
-    all_asked(decide)
     loops = kind(func, profile.vector_bytes // 4, *tile)
     lowered = vectorize_loops(loops.build(), profile.vector_bytes)
-    return finish(parallel_when(lowered, loops.work, least))
+    return finish(parallel_when(lowered, loops.work, 1 << 17, decide))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,11 @@ PARALLEL_WEIGHTS = 1 << 16
 30 weights a nanosecond."""
 
 
+GRAINS = (1, 4)
+"""How often the usual work threads and tasks of a kernel's loops need: the estimate that shares
+them out (`apq_tvm.codegen.graph.work`) knows neither instruction nor format."""
+
+
 @dataclass(frozen=True)
 class Preparation:
     """What is done to x f32 [M, K] before a kernel reads it.
@@ -210,7 +215,7 @@ class LinearKernel:
     schedule : callable
         Schedules that PrimFunc in place, by the same `Choice`.
     ask : callable
-        Asks for every decision, once; returns `Choice.plan`.
+        Asks for every decision of its own, once; returns `Choice.plan`.
     prepare : callable
         What x needs first; None is returned where the kernel takes x as it is.
     bits : int or None
@@ -263,15 +268,22 @@ class LinearKernel:
         return self.bits in (None, bits) and self.family in ("", family) and self.width in widths
 
     def choose(self, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Choice:
-        """Ask `decide` for everything that this kernel leaves open for a layer."""
+        """Ask `decide` for everything that this kernel leaves open for a layer.
+
+        On processors that is also ``grain``, where there is enough to do for several threads.
+        """
         asked = Recording(decide)
         plan = self.ask(spec, profile, asked)
+        if profile.gpu is None and spec.n * spec.k >= PARALLEL_WEIGHTS:
+            asked("grain", GRAINS)
         return Choice(spec, profile, asked.taken, asked.alternatives, plan)
 
-    def scheduled(self, choice: Choice) -> Any:
-        """The PrimFunc as a module holds it, scheduled."""
+    def scheduled(self, choice: Choice, func: Any = None) -> Any:
+        """The scheduled PrimFunc; of `func`, where a module has that under names of its own."""
         from tvm import s_tir
 
-        sch = s_tir.Schedule(self.func(choice))
+        from apq_tvm.schedules.graph.loops import with_grain
+
+        sch = s_tir.Schedule(self.func(choice) if func is None else func)
         self.schedule(sch, choice)
-        return sch.mod["main"]
+        return with_grain(sch.mod["main"], choice.decisions.get("grain", 1))

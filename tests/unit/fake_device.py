@@ -24,7 +24,9 @@ class FakeDevice:
     wrong, crashing, hanging : set of str
         Symbols of candidates that are wrong, or end the program.
     noise : float
-        Standard deviation of a sample, relative.
+        Standard deviation of a sample, relative; with 0 there are no outliers either.
+    pace : callable
+        How much slower the machine is, by the number of samples that it took before.
     lost : int
         So many runs fail at first.
     """
@@ -34,6 +36,7 @@ class FakeDevice:
     crashing: set[str] = field(default_factory=set)
     hanging: set[str] = field(default_factory=set)
     noise: float = 0.02
+    pace: Callable[[int], float] = lambda taken: 1.0
     lost: int = 0
     seed: int = 0
     jumps: bool = False
@@ -42,6 +45,7 @@ class FakeDevice:
     cold_bytes: int = 1
     streams: bool = True
     runs: int = 0
+    taken: int = 0
     timed: list[str] = field(default_factory=list)
 
     def describe(self) -> str:
@@ -69,8 +73,7 @@ class FakeDevice:
             if on_line is not None:
                 on_line(line)
 
-        ended = self._in_turns if "each" not in options else self._one_by_one
-        code = ended(symbols, order, int(options["rounds"]), rng, say)
+        code = self._in_turns(symbols, order, int(options["rounds"]), rng, say)
         if code == 0:
             say("done")
         return Outcome(tuple(lines), code)
@@ -85,7 +88,9 @@ class FakeDevice:
         return not wrong
 
     def _sample(self, symbols: Sequence[str], number: int, rng: random.Random) -> str:
-        slow = 1 + abs(rng.gauss(0, self.noise)) + (0.5 if rng.random() < 0.02 else 0)
+        outlier = 0.5 if self.noise and rng.random() < 0.02 else 0
+        slow = (1 + abs(rng.gauss(0, self.noise)) + outlier) * self.pace(self.taken)
+        self.taken += 1
         time = self.cost(symbols[number]) * slow
         return f"t {number} {-1 if self.jumps and rng.random() < 0.1 else round(time, 1)}"
 
@@ -101,35 +106,23 @@ class FakeDevice:
     def _in_turns(
         self, symbols: Sequence[str], order: list[int], rounds: int, rng: random.Random, say: Say
     ) -> int:
+        self._check(symbols, 0, say)
         right = []
-        for number in (0, *order):
+        for number in order:
             found = self._check(symbols, number, say)
             if found is None:
                 return -11
-            right += [number] if found and number else []
-        for _ in range(rounds):
+            if found:
+                right.append(number)
+                if not self._turn(symbols, number, rng, say):
+                    return -14
+                say(self._sample(symbols, 0, rng))
+        for _ in range(rounds - 1):
             rng.shuffle(right)
             for number in right:
                 if not self._turn(symbols, number, rng, say):
                     return -14
         say(self._sample(symbols, 0, rng))
-        return 0
-
-    def _one_by_one(
-        self, symbols: Sequence[str], order: list[int], rounds: int, rng: random.Random, say: Say
-    ) -> int:
-        self._check(symbols, 0, say)
-        for number in order:
-            found = self._check(symbols, number, say)
-            if found is None:
-                return -11
-            if not found:
-                continue
-            for _ in range(rounds):
-                if not self._turn(symbols, number, rng, say):
-                    return -14
-            say(self._sample(symbols, 0, rng))
-            say(f"timed {number}")
         return 0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -30,7 +30,7 @@ from apq_tvm.types import AnyPath
 
 if TYPE_CHECKING:
     from apq_tvm.codegen.cuda.compilers import ImageCompiler
-    from apq_tvm.types import GpuFacts
+    from apq_tvm.types import GpuFacts, Scheme
 
 MOST_BYTES = 64 << 20
 """Of a bundle: what machines with a GPU take."""
@@ -40,6 +40,15 @@ BOUND = 1e-4
 
 BOUNDS = {"anyprec": 1e-3}
 """Of families whose tables kernels round: centroids of int8 times a step stand for float16."""
+
+Compile = Callable[[Any], bytes]
+"""Device code → its image."""
+
+Searched = tuple[dict[str, Any], list[tuple[dict[str, Any], bytes]]]
+"""What a case of ``bundle.json`` says of its candidates; what each says, and its image."""
+
+Search = Callable[[GpuLayer, LinearCase, Sequence[int], Compile], Searched]
+"""Of a layer and case, and the rows of all cases of the layer."""
 
 _START = '''"""Checks the kernels of this folder on this machine's GPU and times them (--help)."""
 
@@ -67,6 +76,7 @@ def prepare(
     *,
     target: str,
     force: bool = False,
+    candidates: Search | None = None,
     images: ImageCompiler | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -82,6 +92,9 @@ def prepare(
         A GPU.
     force : bool
         Replace a bundle that is there.
+    candidates : callable, optional
+        Gives some of each case, decided otherwise than the default, to be timed beside it
+        (`apq_tvm.tune.gpu_candidates`).
     images : ImageCompiler, optional
         By default NVRTC or nvcc. Where it is given nothing is judged: `static_us` is None.
     progress : Progress, optional
@@ -112,7 +125,7 @@ def prepare(
     compiler = images or find_compiler(gpu)  # before minutes of work
     ordered = sorted(dict.fromkeys(cases), key=lambda case: (case.n * case.k, *case.compiled))
     with staged(output, force, check) as folder:
-        writer = _Writer(folder, gpu, compiler, cases, judged=images is None)
+        writer = _Writer(folder, gpu, compiler, cases, images is None, candidates)
         layers = []
         with progress.stage("bundle", len({case.compiled for case in cases})):
             for (n, k, scheme, _), group in groupby(ordered, key=lambda c: c.compiled):
@@ -151,9 +164,10 @@ class _Writer:
         compiler: ImageCompiler,
         cases: Sequence[LinearCase],
         judged: bool,
+        candidates: Search | None,
     ) -> None:
         self._folder, self._gpu, self._compiler, self._judged = folder, gpu, compiler, judged
-        self._cases = cases
+        self._cases, self._candidates = cases, candidates
         for name in ("images", "weights"):
             (folder / name).mkdir()
 
@@ -162,20 +176,43 @@ class _Writer:
         from apq_tvm.codegen.cuda.tables import with_own_kernels
 
         shape, sm = cases[0].shape, self._gpu.sm
-        image = self._compiler.image(with_own_kernels(layer.code), sm)
+
+        def compiled(code: Any) -> bytes:
+            return self._compiler.image(with_own_kernels(code), sm)
+
+        image = compiled(layer.code)
         judge = self._judge(layer, image)
         buffers = layer.buffers(1)
         return {
             **{"shape": shape, "n": layer.n, "k": layer.k, "scheme": scheme},
             "bytes": sum(_nbytes(buffers[name]) for name in layer.packed),
+            "details": [list(detail) for detail in layer.spec.details],
             "images": {str(sm): self._image(f"{shape}_{scheme}", image)},
             **{"weights": self._weights(layer, scheme), "tile_rows": TILE_ROWS},
             "arrays": {
                 name: {"axis": axis, "rows": rows, "count": count}
                 for name, (axis, rows, count) in layer.blocks().items()
             },
-            "cases": [_case(layer, case, judge) for case in cases],
+            "cases": [
+                {**_case(layer, case, judge), **self._searched(layer, case, cases, compiled)}
+                for case in cases
+            ],
         }
+
+    def _searched(
+        self, layer: GpuLayer, case: LinearCase, cases: Sequence[LinearCase], compiled: Compile
+    ) -> dict[str, Any]:
+        """What a case has of candidates."""
+        if self._candidates is None:
+            return {}
+        rows = sorted({other.m for other in cases if other.bits == case.bits})
+        known, made = self._candidates(layer, case, rows, compiled)
+        name = f"{case.shape}_{case.scheme}_m{case.m}"
+        described = [
+            {**words, "images": {str(self._gpu.sm): self._image(f"{name}_{number}", image)}}
+            for number, (words, image) in enumerate(made)
+        ]
+        return {**known, "candidates": described}
 
     def rates(self) -> dict[str, Any]:
         """The part about the GPU's own rates."""
@@ -216,7 +253,6 @@ class _Writer:
 
 def _case(layer: GpuLayer, case: LinearCase, judge: StaticLayer | None) -> dict[str, Any]:
     before, product = layer.launches(case.m, case.bits)
-    family = layer.spec.scheme.family if layer.spec.scheme else ""
     buffers = layer.buffers(case.m, case.bits)
     return {
         "m": case.m,
@@ -224,12 +260,17 @@ def _case(layer: GpuLayer, case: LinearCase, judge: StaticLayer | None) -> dict[
         "bits": case.bits,
         "kernel": layer.choice(case.m, case.bits).kernel,
         "static_us": judge.row(case)["static_us"] if judge else None,
-        "bound": BOUNDS.get(family, BOUND),
+        "bound": bound_of(layer.spec.scheme),
         "ideal_bytes": ideal_bytes(layer, case),
         "buffers": {n: _nbytes(b) for n, b in buffers.items() if n not in layer.packed},
         "before": [launch.described() for launch in before],
         "product": [launch.described() for launch in product],
     }
+
+
+def bound_of(scheme: Scheme | None) -> float:
+    """Of a layer's largest error."""
+    return BOUNDS.get(scheme.family if scheme is not None else "", BOUND)
 
 
 def _nbytes(buffer: tuple[tuple[int, ...], str]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from apq_tvm.bench.gpu.launches import Launch
     from apq_tvm.codegen.cuda.split import DeviceCode
     from apq_tvm.schedules.decide import Decide
+    from apq_tvm.schedules.linear.kernel import LinearKernel
 
 TILE_ROWS = 192
 """Rows that are quantized: whole blocks of every layout, of 12, 16 or 64 rows."""
@@ -114,6 +116,17 @@ class GpuLayer:
                 self.code: DeviceCode = split(
                     self.module, list(self.functions), self._target, Path(folder)
                 )[1]
+
+    def decided(self, decide: Callable[[str], Decide]) -> GpuLayer:
+        """The same layer, decided by others."""
+        other = copy(self)
+        other._decide = decide
+        other._build()
+        return other
+
+    def kernel(self, name: str) -> LinearKernel:
+        """One of the device's kernels."""
+        return self._kernels[name]
 
     @property
     def stored_bits(self) -> float:

@@ -15,6 +15,7 @@ from apq_tvm.errors import BadLog, BuildError, NotApplicable, OutputFailed
 from apq_tvm.files import replacing
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.tune.device import Device
+from apq_tvm.tune.functions import AnyTask
 from apq_tvm.tune.space import Point
 from apq_tvm.tune.static.correlation import kendall, spearman
 from apq_tvm.tune.static.figure import StaticFigure
@@ -26,7 +27,6 @@ from apq_tvm.tune.static.ranking import (
     judge_for,
     parse,
 )
-from apq_tvm.tune.tasks import Task
 
 LEAST_SPREAD = 1.05
 """The slowest of a group over its fastest: of groups with less the order is the machine's noise."""
@@ -37,7 +37,7 @@ LEAST_POINTS = 5
 ROUNDS = 25
 """Samples of each candidate, of which the least counts: other programs only ever add to it."""
 
-Times = Callable[[Task, Sequence[Point], Path], Mapping[Point, float]]
+Times = Callable[[AnyTask, Sequence[Point], Path], Mapping[Point, float]]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Group:
 
 
 def compare(
-    tasks: Sequence[Task],
+    tasks: Sequence[AnyTask],
     device: Device,
     *,
     most: int = 24,
@@ -103,13 +103,13 @@ def compare(
     mca: str = "",
     progress: Progress | None = None,
     times: Times | None = None,
-    judge: Callable[[Task, Path], Judge] | None = None,
+    judge: Callable[[AnyTask, Path], Judge] | None = None,
 ) -> list[Group]:
     """Judge and time candidates.
 
     Parameters
     ----------
-    tasks : sequence of Task
+    tasks : sequence of Task or GraphTask
     device : Device
         Where they are timed.
     most : int
@@ -147,7 +147,7 @@ def compare(
 
 
 def _group(
-    task: Task, kernel: str, points: Sequence[Point], judge: Judge, measure: Times, folder: Path
+    task: AnyTask, kernel: str, points: Sequence[Point], judge: Judge, measure: Times, folder: Path
 ) -> Group:
     figures: dict[Point, StaticFigure] = {}
     for point in points:
@@ -164,7 +164,7 @@ def _group(
     return Group(family_of(task, kernel), task.key, kernel, tuple(static), tuple(measured))
 
 
-def _points(task: Task, most: int, seed: int) -> dict[str, list[Point]]:
+def _points(task: AnyTask, most: int, seed: int) -> dict[str, list[Point]]:
     """By kernel the default and some others, where there are any."""
     by_kernel: dict[str, list[Point]] = {}
     for point in task.space().points:
@@ -184,15 +184,17 @@ class _Timed:
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def __call__(self, task: Task, points: Sequence[Point], folder: Path) -> Mapping[Point, float]:
+    def __call__(
+        self, task: AnyTask, points: Sequence[Point], folder: Path
+    ) -> Mapping[Point, float]:
         """Nanoseconds of those whose results are right."""
         from apq_tvm.codegen.build.toolchain import find_toolchain
-        from apq_tvm.tune.candidates import Workshop
         from apq_tvm.tune.measure import OK, Bench
         from apq_tvm.tune.program import Linker
+        from apq_tvm.tune.session import workshop_of
 
         tools = find_toolchain(task.profile.triple, exact=False)
-        workshop = Workshop(task, folder, 1)
+        workshop = workshop_of(task, folder, 1)
         default = task.space().points[0]
         bench = Bench(workshop, Linker(tools, folder), self._device, folder, default)
         return {t.point: t.ns for t in bench.trials(points, ROUNDS) if t.status == OK}

@@ -14,25 +14,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from apq_tvm.bench.arm.layer import emulated_cpu, outputs
+from apq_tvm.bench.arm.layer import emulated_cpu
 from apq_tvm.bench.arm.loops import bodies
 from apq_tvm.bench.arm.loops import branch_target as arm_target
 from apq_tvm.bench.arm.mca import Analyser, find_analyser
 from apq_tvm.bench.trace import Instruction
 from apq_tvm.bench.trace import executed as traced
 from apq_tvm.schedules.graph.lets import spill_lets
+from apq_tvm.schedules.graph.loops import GRAIN
 from apq_tvm.schedules.recorded import fingerprint
 from apq_tvm.tune.static import x86
-from apq_tvm.tune.tasks import packed_arrays
-from apq_tvm.tuning_logs.records import FUNCTION
-from apq_tvm.types import Array
+from apq_tvm.types import Array, DeviceProfile
 
 if TYPE_CHECKING:
-    from apq_tvm.tune.candidates import Workshop
+    from apq_tvm.tune.candidates import Builder
     from apq_tvm.tune.space import Point
-    from apq_tvm.tune.tasks import Task
 
 BYTES_PER_CYCLE = 8.0
 """Of memory, to one core: a round figure for all. Candidates of one task mostly move the same
@@ -70,9 +66,9 @@ class CpuJudge:
 
     Parameters
     ----------
-    task : Task
-    workshop : Workshop
-        Schedules them.
+    profile : DeviceProfile
+    workshop : Builder
+        Schedules them, and has what they are called with: its values hardly matter.
     folder : Path
         For programs.
     mca : str
@@ -86,18 +82,18 @@ class CpuJudge:
         llvm-mca is missing.
     """
 
-    def __init__(self, task: Task, workshop: Workshop, folder: Path, mca: str = "") -> None:
+    def __init__(
+        self, profile: DeviceProfile, workshop: Builder, folder: Path, mca: str = ""
+    ) -> None:
         import tvm
 
-        profile = task.profile
         if profile.arch == "x86_64":
             x86.check_runs_here(profile)
-        self._task, self._workshop, self._folder = task, workshop, folder
+        self._profile, self._workshop, self._folder = profile, workshop, folder
         analyser = find_analyser(str(profile.target["mcpu"]), mca, profile.arch)
         self._analyser = replace(analyser, iterations=ITERATIONS)
         self._target = tvm.target.Target(dict(profile.target))
         self._known: dict[str, StaticFigure] = {}
-        self._operands: dict[str, tuple[Array, ...]] = {}
 
     def figure(self, point: Point) -> StaticFigure:
         """What a candidate should cost.
@@ -109,13 +105,14 @@ class CpuJudge:
         BuildError
             It cannot be built or run.
         """
-        arrays = self._arrays(point)
         func = self._workshop.scheduled(point)
+        if func.attrs is not None and GRAIN in func.attrs:  # nothing to one thread
+            func = func.without_attr(GRAIN)
         text = fingerprint(func)
         if text not in self._known:
             with self._target:
                 func = spill_lets(func)
-            self._known[text] = self._judge(func, arrays)
+            self._known[text] = self._judge(func, self._workshop.operands(point))
         return self._known[text]
 
     def _judge(self, func: Any, arrays: Sequence[Array]) -> StaticFigure:
@@ -128,7 +125,7 @@ class CpuJudge:
     def _judged(
         self, func: Any, arrays: Sequence[Array], folder: Path
     ) -> tuple[list[Instruction], float]:
-        profile = self._task.profile
+        profile = self._profile
         if profile.arch == "x86_64":
             code = x86.executed(func, profile, arrays, folder)
             return code, cycles_of(code, self._analyser, x86.branch_target)
@@ -138,26 +135,6 @@ class CpuJudge:
         counted = program.trace(*arrays)
         code = traced(program.path, program.functions(), counted)
         return code, cycles_of(code, self._analyser, arm_target)
-
-    def _arrays(self, point: Point) -> tuple[Array, ...]:
-        """What a candidate is called with. Values do not matter: nothing branches on them."""
-        task = self._task
-        name = task.kernel if task.op == FUNCTION else point.kernel
-        decide = None if task.op == FUNCTION else task.decided(point)
-        made = task.preparation(task.kernel_named(name), decide)
-        name = made.key if made is not None else name
-        if name not in self._operands:
-            x = np.random.default_rng(task.m).standard_normal((task.m, task.spec.k))
-            read: list[Array] = [x.astype(np.float32)]
-            weights = packed_arrays(task)
-            if made is not None:
-                first = [weights[array] for array in made.weights]
-                given = outputs(made.func, 1 + len(first), task.m)
-                read = [*read, *first, *given] if task.op == FUNCTION else given
-            if task.op != FUNCTION:
-                read += [*weights.values(), np.zeros((task.m, task.spec.n), np.float32)]
-            self._operands[name] = tuple(np.ascontiguousarray(array) for array in read)
-        return self._operands[name]
 
 
 def cycles_of(code: Sequence[Instruction], analyser: Analyser, target: Any) -> float:

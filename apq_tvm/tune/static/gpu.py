@@ -10,11 +10,12 @@ from apq_tvm.bench.linear import LinearCase
 from apq_tvm.errors import BadTarget
 from apq_tvm.schedules.decide import Decide, Defaults, Recorded
 from apq_tvm.tune.static.figure import StaticFigure
+from apq_tvm.tune.tasks import Task
 from apq_tvm.tuning_logs.records import FUNCTION
 
 if TYPE_CHECKING:
+    from apq_tvm.tune.functions import AnyTask
     from apq_tvm.tune.space import Point
-    from apq_tvm.tune.tasks import Task
 
 
 class GpuJudge:
@@ -22,7 +23,7 @@ class GpuJudge:
 
     Parameters
     ----------
-    task : Task
+    task : Task or GraphTask
 
     Raises
     ------
@@ -30,8 +31,8 @@ class GpuJudge:
         The task is no linear layer.
     """
 
-    def __init__(self, task: Task) -> None:
-        if task.op == FUNCTION:
+    def __init__(self, task: AnyTask) -> None:
+        if not isinstance(task, Task) or task.op == FUNCTION:
             raise BadTarget(f"{task.name}: of GPUs only kernels of linear layers are judged")
         self._task = task
         self._known: dict[str, StaticFigure] = {}

@@ -19,9 +19,9 @@ from apq_tvm.tuning_logs import read_log
 from apq_tvm.tuning_logs.records import FUNCTION
 
 if TYPE_CHECKING:
+    from apq_tvm.tune.functions import AnyTask
     from apq_tvm.tune.space import Point
     from apq_tvm.tune.static.figure import StaticFigure
-    from apq_tvm.tune.tasks import Task
     from apq_tvm.types import DeviceProfile
 
 LOG = "static"
@@ -67,10 +67,19 @@ class Agreements(NamedTuple):
     families: dict[str, Agreement]
 
 
-def family_of(task: Task, kernel: str) -> str:
-    """What candidates of a kernel are called together: ``"gemv int"``, ``"preparation"``."""
+def family_of(task: AnyTask, kernel: str) -> str:
+    """What candidates of a kernel are called together.
+
+    ``"gemv int"`` of linear layers, ``"preparation"`` or ``"windows"`` of what is done to their
+    activations, of other functions their operation, such as ``"softmax"``.
+    """
+    from apq_tvm.tune.functions import GraphTask
+    from apq_tvm.tune.windows import WindowsTask
+
+    if isinstance(task, GraphTask):
+        return task.kernel
     if task.op == FUNCTION:
-        return "preparation"
+        return "windows" if isinstance(task, WindowsTask) else "preparation"
     found = task.kernel_named(kernel)
     return f"{found.kind} {found.family or 'any'}"
 
@@ -126,7 +135,7 @@ def usable(profile: DeviceProfile, family: str) -> tuple[bool, str]:
     return False, f"nobody compared static figures of {family} kernels with times on {profile.name}"
 
 
-def judge_for(task: Task, folder: Path, mca: str = "") -> Judge:
+def judge_for(task: AnyTask, folder: Path, mca: str = "") -> Judge:
     """Who judges candidates of a task.
 
     Raises
@@ -140,18 +149,18 @@ def judge_for(task: Task, folder: Path, mca: str = "") -> Judge:
         from apq_tvm.tune.static.gpu import GpuJudge
 
         return GpuJudge(task)
-    from apq_tvm.tune.candidates import Workshop
+    from apq_tvm.tune.session import workshop_of
     from apq_tvm.tune.static.figure import CpuJudge
 
-    return CpuJudge(task, Workshop(task, folder, 1), folder, mca)
+    return CpuJudge(task.profile, workshop_of(task, folder, 1), folder, mca)
 
 
-def rank(task: Task, points: Sequence[Point], mca: str = "", force: bool = False) -> list[float]:
+def rank(task: AnyTask, points: Sequence[Point], mca: str = "", force: bool = False) -> list[float]:
     """What candidates should cost; infinity for those that cannot be built.
 
     Parameters
     ----------
-    task : Task
+    task : Task or GraphTask
     points : sequence of Point
         Candidates of it.
     mca : str

@@ -10,30 +10,27 @@ import os
 import random
 import tempfile
 from collections.abc import Callable, Sequence
-from datetime import date
 from pathlib import Path
-from typing import Any
 
 from apq_tvm.bench.arm.layer import emulated_cpu
 from apq_tvm.errors import ApqError
-from apq_tvm.schedules.recorded import default_of_kernel, fingerprint
 from apq_tvm.tune.budget import Planned
 from apq_tvm.tune.device import Device
+from apq_tvm.tune.functions import AnyTask
 from apq_tvm.tune.journal import add_records
 from apq_tvm.tune.ratios import FASTER
-from apq_tvm.tune.session import Finding, Observer, Settings, versions
+from apq_tvm.tune.scratch import scratch_folder
+from apq_tvm.tune.session import Finding, Observer, Settings, record_of, workshop_of
 from apq_tvm.tune.space import Point
 from apq_tvm.tune.static.ranking import NotRanked, rank
-from apq_tvm.tune.tasks import Task
-from apq_tvm.tune.windows import WindowsTask
-from apq_tvm.tuning_logs.records import FUNCTION, STATIC, Record
+from apq_tvm.tuning_logs.records import STATIC
 from apq_tvm.types import DeviceProfile
 
 CHECKED = 4
 """Candidates, the best first, of which one has to be right."""
 
-Rank = Callable[[Task, Sequence[Point]], list[float]]
-Right = Callable[[Task, Point, Path], bool]
+Rank = Callable[[AnyTask, Sequence[Point]], list[float]]
+Right = Callable[[AnyTask, Point, Path], bool]
 
 
 def tune_static(
@@ -70,12 +67,12 @@ def tune_static(
         Candidates cannot be checked on this machine: there is no emulator of the target.
     """
     findings = []
-    with tempfile.TemporaryDirectory(prefix="apq-static-") as name:
+    with scratch_folder() as folder:
         check = right or Checker(profile).right
         for each in planned:
             observer.begin(each, 0)
             try:
-                finding = _one(each, profile, settings, Path(name), costs, check)
+                finding = _one(each, profile, settings, folder, costs, check)
             except NotRanked as error:
                 finding = Finding(each, why=str(error))
             except ApqError as error:
@@ -95,8 +92,6 @@ def _one(
     right: Right,
 ) -> Finding:
     task, default = planned.task, planned.space.points[0]
-    if not isinstance(task, Task) or isinstance(task, WindowsTask):
-        return Finding(planned, why="only layers of matrices are judged without a device")
     others = [p for p in planned.space.points[1:] if p.kernel == default.kernel]
     drawn = random.Random(settings.seed).sample(others, min(planned.trials, len(others)))
     first, *figures = costs(task, [default, *drawn])
@@ -106,7 +101,10 @@ def _one(
         return Finding(planned, why="no candidate should be faster, by its code")
     for point, ratio in better[:CHECKED]:
         if right(task, point, folder):
-            record = _record(task, profile, settings, point, ratio)
+            record = record_of(
+                task, point, settings, f"judged for {profile.name}",
+                ratio=ratio, interval=(1.0, ratio), how=STATIC,
+            )  # fmt: skip
             add_records(settings.log, [record])
             return Finding(planned, best=point, record=record)
     return Finding(planned, why=f"none of the best {len(better[:CHECKED])} candidates was right")
@@ -128,41 +126,15 @@ class Checker:
         address = parse_device("local" if native else f"qemu://{emulated_cpu(profile)}")
         self._device: Device = RemoteDevice(address, profile)
 
-    def right(self, task: Task, point: Point, folder: Path) -> bool:
+    def right(self, task: AnyTask, point: Point, folder: Path) -> bool:
         """Whether a candidate's results are what they should be."""
         from apq_tvm.codegen.build.toolchain import find_toolchain
-        from apq_tvm.tune.candidates import Workshop
         from apq_tvm.tune.measure import OK, Bench
         from apq_tvm.tune.program import Linker
 
         tools = find_toolchain(task.profile.triple, exact=False)
         work = Path(tempfile.mkdtemp(dir=folder))
-        bench = Bench(
-            Workshop(task, work, 1), Linker(tools, work), self._device, work, task.space().points[0]
-        )
+        workshop, default = workshop_of(task, work, 1), task.space().points[0]
+        bench = Bench(workshop, Linker(tools, work), self._device, work, default)
         (trial,) = bench.trials([point], 1)
         return trial.status == OK
-
-
-def _record(
-    task: Task, profile: DeviceProfile, settings: Settings, point: Point, ratio: float
-) -> Record:
-    import tvm
-
-    shape: dict[str, Any] = {}
-    if task.op == FUNCTION:
-        from apq_tvm.schedules.decide import Defaults
-
-        kernel = task.kernel_named(task.kernel)
-        made = task.preparation(kernel)
-        assert made is not None
-        with tvm.target.Target(dict(profile.target)):
-            schedule = fingerprint(task.prepared(made, Defaults())[0])
-    else:
-        schedule = default_of_kernel(task.spec, task.kernel_named(point.kernel), profile)
-        shape = task.layer
-    return Record(
-        task.op, point.kernel, task.answers(point), schedule, **shape,
-        ratio=ratio, interval=(1.0, ratio), threads=settings.threads, how=STATIC,
-        machine=f"judged for {profile.name}", date=date.today().isoformat(), versions=versions(),
-    )  # fmt: skip

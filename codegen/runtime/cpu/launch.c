@@ -25,6 +25,7 @@ typedef struct {
 /* Of the kernel that this thread is about to run, and of the loop in it that comes next. */
 static _Thread_local double kernel_work = 0;
 static _Thread_local int64_t iterations = 0;
+static _Thread_local double grain = 1;
 /* Of the last kernel: the most threads that a loop of it was worth. */
 static _Thread_local int32_t team = 1;
 
@@ -38,6 +39,10 @@ int32_t apq_shared_by(void) { return team; }
 /* Kernels tell how many iterations a loop has (codegen/build/extents.py) before they launch it. */
 void apq_loop_iterations(int64_t count);
 void apq_loop_iterations(int64_t count) { iterations = count; }
+
+/* And a kernel whose grain was decided, that threads and tasks of the loop need so many times the usual work. */
+void apq_loop_grain(double times);
+void apq_loop_grain(double times) { grain = times; }
 
 static void run_task(void *work, int32_t task) {
   launch *l = work;
@@ -56,8 +61,8 @@ static void run_task(void *work, int32_t task) {
 static const double NANOSECONDS_PER_THREAD = 4000.0;
 
 /* Tasks of a loop: kernels deal iterations to tasks in equal shares, rounded up. */
-static int32_t count_tasks(const apq_cut *cut, int64_t count) {
-  double fit = kernel_work / cut->least;
+static int32_t count_tasks(const apq_cut *cut, double work, int64_t count) {
+  double fit = work / cut->least;
   int64_t most = count > 0 ? cut->most : cut->uncounted;
   if (fit < (double)most) most = fit < 1 ? 1 : (int64_t)fit;
   if (count <= 0) return (int32_t)most;
@@ -76,11 +81,12 @@ static int run_alone(task_function task, void *data, int32_t tasks) {
 
 static int parallel_launch(task_function task, void *data, int num_task) {
   int64_t count = num_task > 0 ? num_task : iterations;
+  double work = kernel_work / grain, worth = work / NANOSECONDS_PER_THREAD;
   iterations = 0;
-  double worth = kernel_work / NANOSECONDS_PER_THREAD;
+  grain = 1;
   if (worth < 2 || count == 1) return run_alone(task, data, num_task > 0 ? num_task : 1);
   apq_cut cut = apq_run_cut();
-  int32_t tasks = num_task > 0 ? num_task : cut.threads <= 1 ? 1 : count_tasks(&cut, count);
+  int32_t tasks = num_task > 0 ? num_task : cut.threads <= 1 ? 1 : count_tasks(&cut, work, count);
   if (cut.threads <= 1 || tasks == 1) return run_alone(task, data, tasks);
   launch l = {.task = task, .env = {NULL, tasks}, .data = data};
   atomic_init(&l.failed, 0);

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,13 @@ from apq_tvm.cli.main import app
 from apq_tvm.codegen.cuda.compilers import find_compiler
 from apq_tvm.codegen.cuda.simulator import Simulator
 from apq_tvm.errors import BadInput, BadTarget, BuildError, OutputExists, OutputFailed
-from apq_tvm.schedules.devices import find_profile
+from apq_tvm.schedules.devices import find_profile, linear_kernels
+from apq_tvm.schedules.recorded import Records
+from apq_tvm.select import by_name
+from apq_tvm.tune.gpu_candidates import searched
+from apq_tvm.tune.gpu_results import import_results
+from apq_tvm.tune.logs import spec_of
+from apq_tvm.tuning_logs.records import read_records
 
 COLUMNS = {
     "shape", "m", "scheme", "kernel", "us", "error", "bandwidth_share", "static_us", "rival_us",
@@ -373,6 +381,75 @@ def test_no_driver(bundle: Path, run: Run) -> None:
 def test_another_gpu_of_the_same_major(bundle: Path, run: Run) -> None:
     done = run(bundle, "--only", "64x256 W8A8 M=1", env={"CUSIM_SM": "89"})
     assert done.returncode == 0, done.stderr
+
+
+# ---- candidates ----
+
+
+@pytest.fixture(scope="module")
+def with_candidates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of one case with candidates."""
+    folder = tmp_path_factory.mktemp("searched") / "bundle"
+    cases = [case(64, 1024, 1, "W8A8")]
+    search = partial(searched, most=1)
+    prepare(cases, folder, target="rtx-3090", images=Simulator(), candidates=search)
+    return folder
+
+
+def as_on_a_gpu(folder: Path, **changes: Any) -> None:
+    """Times that a simulator has not, and changes of the one candidate."""
+    found = results(folder)
+    found["small"] = False
+    (row,) = found["rows"]
+    turns = [10 + i % 3 for i in range(40)]
+    row["searched"]["default_us"] = turns
+    (given,) = row["searched"]["candidates"]
+    assert not given["failed"] and given["error"] <= row["bound"] and len(given["us"]) == 1
+    given |= {"us": [t / 1.25 for t in turns], **changes}
+    (folder / "results.json").write_text(json.dumps(found))
+
+
+def test_a_faster_candidate_becomes_a_record(
+    with_candidates: Path, run: Run, tmp_path: Path
+) -> None:
+    """And a layer of that shape is compiled by it; nothing that is not sure is believed."""
+    folder = shutil.copytree(with_candidates, tmp_path / "bundle")
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(BadInput, match="--small"):
+        import_results(folder, tmp_path / "log.json")
+    raw = (folder / "results.json").read_text()
+    as_on_a_gpu(folder)
+    (found,) = import_results(folder, tmp_path / "log.json")
+    assert found.record is not None and not found.why
+    (record,) = read_records(tmp_path / "log.json").records
+    assert record.ratio == pytest.approx(1.25) and record.machine.startswith("simulated GPU 0")
+    profile = find_profile("rtx-3090")
+    kernels = by_name(linear_kernels(profile))
+    (advice, *_) = Records([record]).advice(spec_of(record), kernels, profile)
+    assert record.decisions and record.decisions.items() <= dict(advice.decisions).items()
+    for changes, why in (
+        ({"error": 1.0, "wrong": False}, "its error is 1.0"),
+        ({"sha256": "0" * 64}, "the image that ran is not the bundle's"),
+        ({"us": [1.0]}, "not those of the default's turns"),
+        ({"failed": "CudaError: no"}, "CudaError: no"),
+    ):
+        (folder / "results.json").write_text(raw)
+        as_on_a_gpu(folder, **changes)
+        (found,) = import_results(folder, tmp_path / "none.json")
+        assert found.record is None and why in found.why[0], found
+    edited(folder, lambda document: document["layers"][0]["cases"][0].update(schedule="0" * 16))
+    with pytest.raises(BadInput, match="not of the bundle"):
+        import_results(folder, tmp_path / "none.json")
+    (folder / "results.json").write_text(raw)
+    as_on_a_gpu(folder)
+    found_there = results(folder) | {
+        "bundle": sha256((folder / "bundle.json").read_bytes()).hexdigest()
+    }
+    (folder / "results.json").write_text(json.dumps(found_there))
+    (found,) = import_results(folder, tmp_path / "none.json")
+    assert found.record is None and "of schedule 0000000000000000" in found.why[0]
+    assert not read_records(tmp_path / "none.json").records
 
 
 # ---- preparing ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,15 @@ import pytest
 
 from apq_tvm import pipeline
 from apq_tvm.codegen.build.toolchain import find_toolchain
+from apq_tvm.schedules.devices import find_profile
 from apq_tvm.tune.api import plan_of
 from apq_tvm.tune.functions import FunctionWorkshop, GraphTask, extract_functions
 from apq_tvm.tune.local import Local
 from apq_tvm.tune.measure import OK, Bench
 from apq_tvm.tune.program import Linker
 from apq_tvm.tune.space import covering
+from apq_tvm.tune.tasks import Task
+from apq_tvm.tune.verify import functions_of, verify
 from apq_tvm.tuning_logs.records import Record, write_records
 from tests.onnx_models import build, save
 
@@ -56,3 +60,26 @@ def test_a_record_of_a_function_is_used(
     made = pipeline.compile(model, tmp_path / "tuned", scheme="W8A8", log=tmp_path / "log.json")
     (found,) = [f for f in made.manifest["functions"] if f["source"].startswith("record: ")]
     assert found["decisions"].items() >= dict(answers).items()
+
+
+class Emulated(Local):
+    """Checks, and times nothing."""
+
+    speed = False
+
+
+def test_records_of_functions_are_verified_by_their_model(
+    model: Path, tasks: list[GraphTask], tmp_path: Path
+) -> None:
+    (softmax,) = (task for task in tasks if task.kernel == "softmax")
+    record = Record("function", "softmax", {}, softmax.schedule)
+    functions = functions_of(model, "host", "W8A8")
+    first = next(task for task in functions if isinstance(task, Task))
+    prepared = Record("function", first.name, {}, first.schedule_of(first.space().points[0]))
+    old = replace(record, schedule="0" * 16)
+    records = (record, prepared, old)
+    made = list(verify(records, find_profile("host"), Emulated(), tmp_path, functions))
+    assert [(v.good, v.checked) for v in made] == [(True, True), (True, True), (False, False)]
+    assert "no softmax of the model has its schedule" in made[2].why and not made[2].bad
+    (alone,) = verify([record], find_profile("host"), Emulated(), tmp_path)
+    assert not alone.checked and "--model" in alone.why

@@ -39,7 +39,7 @@ def bench_of(task: Task, linker: Linker, folder: Path) -> tuple[Bench, Space]:
 
 
 CASES = [
-    ("W4A8g32", 96, 160, 1), ("W8A8", 64, 200, 9), ("W2zA8g64", 48, 192, 4),
+    ("W4A8g32", 96, 160, 1), ("W8A8", 328, 200, 9), ("W2zA8g64", 48, 192, 4),
     ("W4A16g32", 64, 96, 3), ("anyprec3-8", 64, 128, 1), ("mixed24", 64, 192, 1),
 ]  # fmt: skip
 MORE = [
@@ -93,11 +93,15 @@ def test_a_planted_wrong_kernel_is_found(
     assert [trial.status for trial in made] == [WRONG, OK, OK]
 
 
+def product(k: int, folder: Path) -> Path:
+    weight = RNG.standard_normal((k, 512)).astype(np.float32)
+    graph = build([("MatMul", "x w", "y")], {"x": ("float32", ["b", k])}, "y", {"w": weight})
+    return save(graph, folder)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    weight = RNG.standard_normal((96, 512)).astype(np.float32)
-    graph = build([("MatMul", "x w", "y")], {"x": ("float32", ["b", 96])}, "y", {"w": weight})
-    return save(graph, tmp_path_factory.mktemp("tuned"))
+    return product(128, tmp_path_factory.mktemp("tuned"))
 
 
 def records_of(model: Path) -> list[Record]:
@@ -146,13 +150,14 @@ def test_a_compilation_uses_records(model: Path, tmp_path: Path) -> None:
     assert first["source"].startswith("record: 1.10 times the default")
     for kernel, rows in ((first, (1, 1)), (last, max(linear))):
         assert kernel["decisions"].items() >= dict(linear[rows].decisions).items()
+        assert kernel["decisions"]["grain"] == 4
     sources = {f["name"]: f["source"] for f in tuned.manifest["functions"]}
     assert any(source.startswith("record: ") for source in sources.values())
     (layer,) = plain.manifest["layers"]
     assert {k["source"] for k in layer["kernels"]} == {"default"}
     assert "record: 1.10 times" in "\n".join(explanation_lines(explain(tuned.path)))
     for rows in (1, 2, 64, 200):
-        x = RNG.standard_normal((rows, 96)).astype(np.float32)
+        x = RNG.standard_normal((rows, 128)).astype(np.float32)
         results = [load_module(made.path).run({"x": x})["y"] for made in (plain, tuned)]
         np.testing.assert_allclose(*results, rtol=0, atol=1e-4)
 
@@ -168,13 +173,12 @@ def test_a_stale_or_torn_log_is_remarked(model: Path, tmp_path: Path) -> None:
     assert all(k["source"] == "default" for k in made.manifest["layers"][0]["kernels"])
 
 
-def test_a_model_is_tuned_and_then_compiled(model: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log.json"
-
-    findings = tune(model, rows=[1], log=log, threads=1, functions=False)
+def test_a_model_is_tuned_and_then_compiled(tmp_path: Path) -> None:
+    log, model = tmp_path / "log.json", product(64, tmp_path)
+    findings = tune(model, rows=[1], trials=16, log=log, threads=1, functions=False)
     assert {finding.planned.task.op for finding in findings} == {"linear", "function"}
     assert all(trial.status == OK for finding in findings for trial in finding.trials)
     assert all(finding.record or finding.why for finding in findings)
-    again = tune(model, rows=[1], log=log, threads=1, functions=False)
+    again = tune(model, rows=[1], trials=16, log=log, threads=1, functions=False)
     assert all(finding.resumed for finding in again)
     pipeline.compile(model, tmp_path / "tuned", log=log if log.exists() else None)

@@ -49,6 +49,7 @@ COMMANDS = (
     ["formats"],
     ["explain"],
     ["tune"],
+    ["logs", "import"],
     ["logs", "merge"],
     ["logs", "prune"],
     ["logs", "show"],

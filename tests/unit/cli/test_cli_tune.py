@@ -93,6 +93,13 @@ def test_an_empty_log_is_good(tmp_path: Path) -> None:
     assert code == 0 and "0 of 0 records are good" in err
 
 
+def test_a_record_of_a_function_wants_its_model(tmp_path: Path) -> None:
+    write_records(tmp_path / "log.json", [record(op="function", kernel="softmax", n=0, k=0)])
+    code, out, err = invoke("logs", "verify", str(tmp_path / "log.json"))
+    assert code == 0 and "left softmax" in out and "--model" in out
+    assert "0 of 0 records are good; 1 were not checked" in err
+
+
 def test_a_stale_record_is_not(tmp_path: Path) -> None:
     write_records(tmp_path / "log.json", [record()])
     code, out, err = invoke("logs", "verify", str(tmp_path / "log.json"))

@@ -14,8 +14,8 @@ from apq_tvm.tune.tasks import extract
 
 @pytest.fixture(scope="module")
 def planned() -> list[Planned]:
-    """One row of a small layer: a space of 24 points or so, two batches."""
-    (plan,) = plan_of(None, "znver4", "W4A8g32", [(256, 256)])
+    """One row of a small layer: a space of 24 points, two batches."""
+    (plan,) = plan_of(None, "znver4", "W4A8g32", [(256, 128)])
     tasks = [task for task in extract(plan, [1]) if task.op == "linear"]
     return share_out({task: task.space() for task in tasks})
 

@@ -19,6 +19,7 @@ from apq_tvm.bench.arm.mca import find_analyser
 from apq_tvm.bench.linear import write_model
 from apq_tvm.errors import BadInput, BadLog, BadTarget, BuildError
 from apq_tvm.schedules.devices import find_profile
+from apq_tvm.tune.functions import extract_functions
 from apq_tvm.tune.local import Local
 from apq_tvm.tune.space import Point
 from apq_tvm.tune.static import ranking, x86
@@ -27,6 +28,7 @@ from apq_tvm.tune.static.correlation import kendall, ranks, spearman
 from apq_tvm.tune.static.figure import StaticFigure
 from apq_tvm.tune.static.ranking import Agreement, NotRanked, family_of, rank, usable
 from apq_tvm.tune.tasks import Task, extract
+from tests.onnx_models import build, save
 
 HERE = os.uname().machine
 
@@ -119,6 +121,19 @@ def test_a_kernel_is_counted_where_it_runs(tmp_path: Path) -> None:
         assert 64 * 128 / 64 < figure.instructions < 64 * 128
         assert 0 < figure.cycles < figure.cost
         assert figure.nbytes > 64 * 128 / 2
+
+
+@needs_mca
+def test_functions_are_counted_too(tmp_path: Path) -> None:
+    nodes = [("MatMul", "x w", "a"), ("Softmax", "a", "y")]
+    graph = build(nodes, {"x": ("float32", [24, 16])}, "y", {"w": np.eye(16, 40, dtype=np.float32)})
+    plan = pipeline.plan(save(graph, tmp_path), target="host", scheme="W8A8", search=False)
+    (task,) = extract_functions(plan, {})
+    assert family_of(task, task.kernel) == "softmax"
+    judge = ranking.judge_for(task, tmp_path)
+    figures = [judge.figure(point) for point in task.space().points[:2]]
+    assert all(figure.nbytes == 2 * 4 * 24 * 40 for figure in figures)
+    assert all(24 * 40 / 16 < figure.instructions < 24 * 40 * 16 for figure in figures)
 
 
 def test_code_that_this_machine_cannot_run_is_refused() -> None:

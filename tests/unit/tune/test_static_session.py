@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from apq_tvm import pipeline
-from apq_tvm.bench.linear import write_model
 from apq_tvm.cli.main import app
 from apq_tvm.errors import BuildError
 from apq_tvm.tune.api import Request, Session, prepare
@@ -21,11 +20,12 @@ from apq_tvm.tune.static.ranking import NotRanked
 from apq_tvm.tune.static.session import CHECKED, tune_static
 from apq_tvm.tune.tasks import Task
 from apq_tvm.tuning_logs.records import STATIC, TIMED, read_records
+from tests.onnx_models import build, save
 
 
-def session(log: Path, target: str = "znver4") -> Session:
-    request = Request(None, target, "W4A8g32", [(64, 128)], [1], None, None, {}, None, log, 2, 0)
-    return prepare(request)
+def session(log: Path, target: str = "znver4", model: Path | None = None) -> Session:
+    shapes = [] if model else [(64, 128)]
+    return prepare(Request(model, target, "W4A8g32", shapes, [1], None, None, {}, None, log, 2, 0))
 
 
 def run(made: Session, costs: Any, right: Any) -> Any:
@@ -71,16 +71,20 @@ def test_a_timed_record_wins(tmp_path: Path) -> None:
 
 
 def test_a_module_is_compiled_by_static_records(tmp_path: Path) -> None:
-    """And the manifest says how they came to be."""
+    """Layers, and functions beside them; the manifest says how they came to be."""
     log = tmp_path / "log.json"
-    run(session(log, "host"), falling, lambda *_: True)
-    assert read_records(log).records
-    model = tmp_path / "m.onnx"
-    weight = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
-    write_model(model, weight)
+    weight = np.random.default_rng(0).standard_normal((128, 64)).astype(np.float32)
+    graph = build([("MatMul", "x w", "a"), ("Softmax", "a", "y")],
+                  {"x": ("float32", ["rows", 128])}, "y", {"w": weight})  # fmt: skip
+    model = save(graph, tmp_path)
+    run(session(log, "host", model), falling, lambda *_: True)
+    kernels = {record.kernel for record in read_records(log).records}
+    assert "softmax" in kernels and len(kernels) > 1
     plan = pipeline.plan(model, scheme="W4A8g32", search=False, log=log)
-    made = pipeline.build(plan, tmp_path / "module")
-    assert "not timed" in str(made.manifest)
+    manifest = pipeline.build(plan, tmp_path / "module").manifest
+    assert any("not timed" in k["source"] for k in manifest["layers"][0]["kernels"])
+    sources = {f["name"]: f["source"] for f in manifest["functions"]}
+    assert any("softmax" in name and "not timed" in text for name, text in sources.items()), sources
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,24 @@ def test_a_lost_device_costs_a_trial_and_is_given_up_at_last(tmp_path: Path) -> 
         bench(tmp_path, FakeDevice(lost=99)).trials(POINTS)
 
 
+def test_a_slow_moment_does_not_change_the_ranking(tmp_path: Path) -> None:
+    """Whenever it is; candidates that do not take turns are ranked by it."""
+
+    costs = {symbol(point): 1000.0 - 20 * i for i, point in enumerate((DEFAULT, *POINTS))}
+
+    def ranked(start: int, streams: bool) -> bool:
+        def pace(taken: int) -> float:
+            return 1.5 if start <= taken < start + 11 else 1.0
+
+        device = FakeDevice(costs.__getitem__, noise=0, pace=pace, streams=streams)
+        made = bench(tmp_path, device).trials(POINTS, told=lambda trial: None)
+        ratios = [trial.ratio for trial in made]
+        return ratios == sorted(ratios)
+
+    assert all(ranked(start, streams=True) for start in range(60))
+    assert not all(ranked(start, streams=False) for start in range(60))
+
+
 def test_a_default_that_fails_ends_the_task(tmp_path: Path) -> None:
     class Broken(FakeDevice):
         def run(self, job: Any, on_line: Any = None) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .driver import Gpu, Graph, Memory, Unfit
+from .driver import Gpu, Graph, Kernels, Memory, Unfit
 from .timing import Candidate, rounds_of, seconds_of
 
 SEED = 1
@@ -103,10 +103,19 @@ class Case:
     described : mapping
         The case's part of ``bundle.json``.
     memory : Memory
+    kernels : Kernels, optional
+        Those of a candidate; by default the layer's.
     """
 
-    def __init__(self, layer: Layer, described: Mapping[str, Any], memory: Memory) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        described: Mapping[str, Any],
+        memory: Memory,
+        kernels: Kernels | None = None,
+    ) -> None:
         self._layer, self._described, self._memory = layer, described, memory
+        self._kernels = kernels or layer.kernels
         self._graphs: list[Graph] = []
         self._m, self._bits = int(described["m"]), int(described["bits"])
         self._places = {"x": memory.upload(layer.tile[f"x{self._bits}"][: self._m])}
@@ -146,13 +155,19 @@ class Case:
         """What is timed: all launches, and those of the product alone."""
         before, product = self._described["before"], self._described["product"]
         made = {"ours": self._candidate(before + product, small)}
-        made["product"] = self._candidate(product, small) if before else made["ours"]
+        made["product"] = self.product(small) if before else made["ours"]
         return made
+
+    def product(self, small: bool) -> Candidate:
+        """The launches of the product alone."""
+        return self._candidate(self._described["product"], small)
 
     def close(self) -> None:
         """Give the graphs back."""
         for graph in self._graphs:
             graph.destroy()
+        if self._kernels is not self._layer.kernels:
+            self._kernels.unload()
 
     def _candidate(self, launches: list[dict[str, Any]], small: bool) -> Candidate:
         copies = self._layer.copies
@@ -181,4 +196,4 @@ class Case:
                 (kind, places[value] if kind == "pointer" else value)
                 for kind, value in launch["arguments"]
             ]
-            self._layer.kernels.launch(launch["kernel"], launch["extents"], arguments)
+            self._kernels.launch(launch["kernel"], launch["extents"], arguments)

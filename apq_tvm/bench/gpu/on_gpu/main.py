@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from .driver import CudaError, Gpu, Memory, Unfit
 from .layer import Case, Layer, copies_of, image_for
 from .rates import rates
 from .rival import Rival, find_torch
+from .search import searched
 from .timing import MOST_TURNS, Timing, measure
 
 FORMAT = "apq_tvm-gpu-bundle-1"
@@ -72,7 +74,8 @@ class _Run:
         self._begun = time.monotonic()
         self._folder, self._options = folder, options
         try:
-            bundle = json.loads((folder / "bundle.json").read_text())
+            text = (folder / "bundle.json").read_bytes()
+            bundle = json.loads(text)
         except ValueError as error:
             raise Unfit(f"{folder / 'bundle.json'}: {error}") from error
         if not os.access(options.out.absolute().parent, os.W_OK):
@@ -99,6 +102,7 @@ class _Run:
             **{"multiprocessors": gpu.multiprocessors, "l2_bytes": self._l2},
             **{"measured": time.strftime("%Y-%m-%d"), "host": platform.platform()},
             **{"rival": self._rival_says, "small": options.small},
+            **{"bundle": hashlib.sha256(text).hexdigest()},
             **{"rates": {}, "rows": [], "skipped": [], "complete": False},
         }
 
@@ -184,6 +188,10 @@ class _Run:
                     if not _is_right(row, mine):  # what the graphs computed
                         row |= dict.fromkeys(NOT_TIMED)
                 mine.close()
+            if case.get("candidates") and row["us"] is not None and self._left() > 0:
+                seconds = min(CASE_SECONDS * (1 + len(case["candidates"])), self._left())
+                small = self._options.small
+                row["searched"] = searched(self._gpu, self._folder, made, case, seconds, small)
             yield row
 
     def _timed(

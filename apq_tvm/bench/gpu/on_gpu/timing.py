@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,6 +24,9 @@ MORE = 3
 """Graphs of a sample behind the first."""
 
 LEAST_TURNS, MOST_TURNS = 5, 40
+
+
+Name = TypeVar("Name", str, int)
 
 
 @dataclass(frozen=True)
@@ -78,17 +82,24 @@ def measure(
     -------
     dict of str to Timing
     """
+    return {name: _timing(us) for name, us in samples(candidates, budget_s, turns).items()}
+
+
+def samples(
+    candidates: Mapping[Name, Candidate], budget_s: float, turns: int = MOST_TURNS
+) -> dict[Name, list[float]]:
+    """Microseconds of a call of each candidate, in every turn of `measure`."""
     for candidate in candidates.values():
         candidate.run(1)
     begun = time.perf_counter()
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    found: dict[Name, list[float]] = {name: [] for name in candidates}
     for turn in range(turns):
         if turn >= LEAST_TURNS and time.perf_counter() - begun > budget_s:
             break
         for name, candidate in candidates.items():
             more, one = seconds_of(candidate.run, 1 + MORE), seconds_of(candidate.run)
-            seconds[name].append(_of_one(more, one))
-    return {name: _timing(seconds[name], c.calls) for name, c in candidates.items()}
+            found[name].append(_of_one(more, one) / candidate.calls * 1e6)
+    return found
 
 
 def _of_one(more: float, one: float) -> float:
@@ -97,6 +108,6 @@ def _of_one(more: float, one: float) -> float:
     return (more - one) / MORE if more > one else more / (1 + MORE)
 
 
-def _timing(seconds: list[float], calls: int) -> Timing:
-    low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75))
-    return Timing(float(middle) / calls * 1e6, float((high - low) / middle))
+def _timing(us: list[float]) -> Timing:
+    low, middle, high = np.quantile(us, (0.25, 0.5, 0.75))
+    return Timing(float(middle), float((high - low) / middle))
