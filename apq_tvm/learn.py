@@ -129,6 +129,7 @@ def _learn(
     """Learn and save; the run, and how many blocks an interrupted one had done."""
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers import quantize
+    from apq_tvm.quantizers.inputs.cache_balance import PREFIX, balanced
     from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile, load, save
     from apq_tvm.quantizers.learn.blockwise import learn
     from apq_tvm.quantizers.learn.learned import Learned, from_arrays, to_arrays
@@ -136,6 +137,7 @@ def _learn(
 
     imported = import_onnx(model, asked.dims)
     file = load(statistics, imported)
+    imported, _ = balanced(imported, file.extra)
     calls, count = read_calls(imported, inputs, asked.nsamples, asked.rows)
     if asked.epochs is None:
         asked = replace(asked, epochs=default_epochs(asked.kind, len(calls)))
@@ -170,6 +172,7 @@ def _learn(
     )
     result = learn(run, lambda now: write_learning(partial, about, now), progress)
     arrays, metadata = to_arrays(result)
+    arrays |= {key: array for key, array in file.extra.items() if key.startswith(PREFIX)}
     save(output, CalibrationFile(file.calibration, arrays, {**dict(file.notes), **metadata}))
     partial.unlink(missing_ok=True)
     return run, done

@@ -120,7 +120,7 @@ class SchemeEvaluator:
                     options["learned"] = _learned(self.file)
             first: dict[str, str] = {}
             model = self.model
-            if self.file is not None and self.kv == "i8" and method != "learned":
+            if self.file is not None and (self.kv == "i8" or method == "learned"):
                 model, _ = balanced(model, self.file.extra)
             if self.vocabulary and method != "learned":
                 first = vocabulary_types(self.model, parse_scheme(scheme))

@@ -19,7 +19,7 @@ from apq_tvm.quantizers.budget import (
     stored_bits,
 )
 from apq_tvm.quantizers.codebook_file import load_codebooks
-from apq_tvm.quantizers.inputs.cache_balance import balanced
+from apq_tvm.quantizers.inputs.cache_balance import balanced, unbalanced
 from apq_tvm.quantizers.inputs.calibration_file import load
 from apq_tvm.quantizers.inputs.sequential import sequential_calls
 from apq_tvm.quantizers.learn.learned import Learned, from_arrays
@@ -117,8 +117,10 @@ def quantize_guided(
     if guidance.calibration is not None:
         file = load(guidance.calibration, model)
         calibration, learned = file.calibration, from_arrays(file.extra, file.notes)
-        # Codes that are made already are those of other rows.
-        if kv == "i8" and guidance.method != "learned" and guidance.codes is None:
+        if guidance.codes is not None:
+            if kv == "i8":
+                missing = {**missing, **unbalanced(file.extra, missing)}
+        elif kv == "i8" or guidance.method == "learned":  # what was learned is of balanced rows
             model, missing = balanced(model, file.extra)
     plan: BudgetPlan | None = None
     first: dict[str, str] = {}
