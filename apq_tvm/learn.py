@@ -127,6 +127,7 @@ def _learn(
     model: Path, inputs: Path, statistics: Path, output: Path, asked: _Asked, progress: Progress
 ) -> tuple[Run, int]:
     """Learn and save; the run, and how many blocks an interrupted one had done."""
+    from apq_tvm.formats import parse_scheme
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers import quantize
     from apq_tvm.quantizers.inputs.cache_balance import PREFIX, balanced
@@ -134,6 +135,7 @@ def _learn(
     from apq_tvm.quantizers.learn.blockwise import learn
     from apq_tvm.quantizers.learn.learned import Learned, from_arrays, to_arrays
     from apq_tvm.quantizers.learn.learning_run import Run
+    from apq_tvm.quantizers.vocabulary import vocabulary_types
 
     imported = import_onnx(model, asked.dims)
     file = load(statistics, imported)
@@ -145,7 +147,7 @@ def _learn(
     quantized = quantize(
         imported,
         asked.scheme,
-        asked.tensor_types,
+        {**vocabulary_types(imported, parse_scheme(asked.scheme)), **asked.tensor_types},
         progress=progress,
         calibration=file.calibration,
         method=asked.method,

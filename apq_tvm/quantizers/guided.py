@@ -127,8 +127,10 @@ def quantize_guided(
     if guidance.target_bpw is not None:
         plan = plan_budget(model, scheme, tensor_types, guidance, calibration, progress)
         first = plan.tensor_types()
-    elif guidance.method != "learned":  # what was learned has the schemes it was learned for
-        first = vocabulary_types(model, parse_scheme(scheme) if isinstance(scheme, str) else scheme)
+    else:
+        default = parse_scheme(scheme) if isinstance(scheme, str) else scheme
+        made = learned.tensors if learned is not None and guidance.method == "learned" else None
+        first = vocabulary_types(model, default, made)
     calls = None
     if guidance.calibration is not None and guidance.method.endswith("gptq"):
         calls = sequential_calls(model, guidance.calibration, file, guidance.sequential, progress)

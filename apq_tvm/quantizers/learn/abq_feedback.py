@@ -30,6 +30,7 @@ from apq_tvm.quantizers.learn.blocks import Block
 from apq_tvm.quantizers.learn.learning_run import Run
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.quantizers.torch.graph import TorchGraph
+from apq_tvm.quantizers.torch.round import even_levels
 from apq_tvm.types import ImportedModel, QuantizedModel
 
 
@@ -57,7 +58,7 @@ def fed_start(
     Raises
     ------
     ApqError
-        See `feed_back`; also where codes cannot move (`MovingCodes`).
+        See `feed_back`; also of formats that ``abq`` does not learn.
     """
     folds = inside(run, block, folds)
     best: Lesson | None = None
@@ -100,9 +101,10 @@ def _scaled(run: Run, block: Block, folds: Sequence[Fold], alpha: float) -> Run:
     tensors = {}
     for name, node in layers.items():
         tensors[name] = run.quantized.tensors[run.quantized.layers[name]]
+        scheme = tensors[name].scheme
+        even_levels(scheme, name)
         if name in touched:
             weight = np.asarray(part.weights[node.inputs[1]], np.float32)
-            scheme = tensors[name].scheme
             tensors[name] = quantize_tensor(weight, scheme, name, stats=stats[name])
     quantized = QuantizedModel(part, tensors, {name: name for name in tensors})
     return replace(run, model=part, quantized=quantized, kind="train")
