@@ -63,7 +63,7 @@ def learn_codes(
     method : str
         How the codes are chosen that learning starts from. ``"distill"`` may start from any, also
         from what `statistics` holds that was learned; block by block from rtn and gptq. With gptq
-        ``"finetune"`` and ``"train"`` choose them anew, block by block.
+        they are chosen anew, block by block, ``"abq"``'s behind the balance of least loss.
     nsamples : int, optional
         As for `calibrate`.
     rows : int

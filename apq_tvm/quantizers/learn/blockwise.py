@@ -11,10 +11,11 @@ first chooses the block's codes anew for what the blocks before it give (`block_
 does ``train``, which goes on to learn codes together with scales (`moving`). All learn biases.
 The loss is DLC + AKL (eq. (5)) and the error of length that cosines do not see, to the float block
 fed floats. To the float block fed quantized values, of which the authors' code has it too, it asks
-for the errors of the blocks before: on a Llama of two blocks what W3zA8g16 learns brings logits
-from .573 to .545 without it and to .568 with it, from gptq from .436 to .370 instead of .383; on
-MiniLM-L3's first block no epoch of W2*A8 from gptq is taken with it (squared error on other
-sentences .041), without it .034.
+for the errors of what is before the block: with tables of few bits W3zA8g16 brings the logits of a
+Llama of two blocks from .573 to .545 without it and to .568 with it, from gptq from .436 to .370
+and .383; on MiniLM-L3's first block no epoch of W2*A8 from gptq is taken with it (squared error on
+other sentences .041), without it .034. With float tables it decides little: from gptq .221 both
+ways, from rtn .361 without it and .351 with it.
 
 A third kind, ``distill``, trains all layers at once afterwards
 (`apq_tvm.quantizers.learn.distill`).
