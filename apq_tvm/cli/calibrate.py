@@ -104,7 +104,9 @@ def calibrate_command(
     if known is not None and learn is None:
         raise typer.BadParameter("--statistics goes with --learn", param_hint="--statistics")
     if known is not None and kv != "f32":
-        raise typer.BadParameter("--statistics has it or has it not", param_hint="--kv")
+        raise typer.BadParameter(
+            "the file of --statistics says what is balanced", param_hint="--kv"
+        )
     dims = parse_dims(dim or [])
     check_output(output, force)
     require("torch")

@@ -24,7 +24,7 @@ from apq_tvm.evaluation.simulate import Simulation  # noqa: E402
 from apq_tvm.learn import learn_codes  # noqa: E402
 from apq_tvm.onnx_import import import_onnx  # noqa: E402
 from apq_tvm.progress import Silent  # noqa: E402
-from apq_tvm.quantizers import guided  # noqa: E402
+from apq_tvm.quantizers import guided, quantize_tensor  # noqa: E402
 from apq_tvm.quantizers.guided import Guidance, quantize_guided  # noqa: E402
 from apq_tvm.quantizers.inputs.cache_balance import (  # noqa: E402
     NOTE,
@@ -33,7 +33,7 @@ from apq_tvm.quantizers.inputs.cache_balance import (  # noqa: E402
     balanced,
 )
 from apq_tvm.quantizers.inputs.calibration_file import read  # noqa: E402
-from apq_tvm.types import ImportedModel, QuantizedModel  # noqa: E402
+from apq_tvm.types import ImportedModel, QuantizedModel, Scheme  # noqa: E402
 from tests.simulated import relative  # noqa: E402
 
 CALLS = [
@@ -82,6 +82,12 @@ def test_what_is_refused_and_left(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="caches"):
             balanced(model, {f"caches.{layer.name}": array})
     assert balanced(model, {"learned.0": np.ones(1)}) == (model, {})
+    keys = [n.inputs[1] for n in model.nodes if "k_proj" in n.name and n.op == "apq.Linear"]
+    coded = replace(
+        model, quantized=dict.fromkeys(keys, quantize_tensor(model.weights[keys[0]], Scheme(4)))
+    )
+    factors, notes = find_balance(coded, [], Silent())
+    assert not factors and all("has codes already" in note for note in notes.values())
 
 
 @pytest.mark.parametrize("pairing", ("halves", "neighbours"))
