@@ -63,7 +63,7 @@ def learn_codes(
     method : str
         How the codes are chosen that learning starts from. ``"distill"`` may start from any, also
         from what `statistics` holds that was learned; block by block from rtn and gptq. With gptq
-        ``"finetune"`` and ``"train"`` choose them anew, block by block.
+        they are chosen anew, block by block, ``"abq"``'s behind the balance of least loss.
     nsamples : int, optional
         As for `calibrate`.
     rows : int
@@ -127,15 +127,19 @@ def _learn(
     model: Path, inputs: Path, statistics: Path, output: Path, asked: _Asked, progress: Progress
 ) -> tuple[Run, int]:
     """Learn and save; the run, and how many blocks an interrupted one had done."""
+    from apq_tvm.formats import parse_scheme
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers import quantize
+    from apq_tvm.quantizers.inputs.cache_balance import PREFIX, balanced
     from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile, load, save
     from apq_tvm.quantizers.learn.blockwise import learn
     from apq_tvm.quantizers.learn.learned import Learned, from_arrays, to_arrays
     from apq_tvm.quantizers.learn.learning_run import Run
+    from apq_tvm.quantizers.vocabulary import vocabulary_types
 
     imported = import_onnx(model, asked.dims)
     file = load(statistics, imported)
+    imported, _ = balanced(imported, file.extra)
     calls, count = read_calls(imported, inputs, asked.nsamples, asked.rows)
     if asked.epochs is None:
         asked = replace(asked, epochs=default_epochs(asked.kind, len(calls)))
@@ -143,7 +147,7 @@ def _learn(
     quantized = quantize(
         imported,
         asked.scheme,
-        asked.tensor_types,
+        {**vocabulary_types(imported, parse_scheme(asked.scheme)), **asked.tensor_types},
         progress=progress,
         calibration=file.calibration,
         method=asked.method,
@@ -170,6 +174,7 @@ def _learn(
     )
     result = learn(run, lambda now: write_learning(partial, about, now), progress)
     arrays, metadata = to_arrays(result)
+    arrays |= {key: array for key, array in file.extra.items() if key.startswith(PREFIX)}
     save(output, CalibrationFile(file.calibration, arrays, {**dict(file.notes), **metadata}))
     partial.unlink(missing_ok=True)
     return run, done

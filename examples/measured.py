@@ -270,6 +270,27 @@ def images() -> str:
     return f"Measured {dates(rows)}.\n\n{table(columns, cells)}"
 
 
+def learning() -> str:
+    """What learning gains on small models, all of one budget."""
+    rows = sorted(read("learning")["rows"], key=lambda r: (r["model"], r["scheme"]))
+    cells = (
+        (
+            r["model"],
+            f"`{r['scheme']}`",
+            f"`{r['chosen']}`",
+            r["samples"],
+            r["steps"] or "",
+            f"{r['bits_read']:.2f}",
+            f"{r['relative_error']:.2%}",
+            r["cpu_seconds"],
+        )
+        for r in rows
+    )
+    columns = ("model", "scheme", "codes by", "samples", "steps a block", "bits per weight",
+               "relative error", "CPU seconds")  # fmt: skip
+    return f"Measured {dates(rows)}.\n\n{table(columns, cells)}"
+
+
 HEADLINES: tuple[tuple[str, str, str, Row, Callable[[Row], float]], ...] = (
     ("one row of activations, `W4A8g32`, 4096x4096", LINEAR_RIVAL, "linear",
      {"shape": "4096x4096", "m": 1}, lambda r: r["ratio"]),
@@ -472,6 +493,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     **{path.stem: partial(conv, path.stem) for path in sorted(FOLDER.glob("conv_*.json"))},
     "accuracy": accuracy,
     "images": images,
+    "learning": learning,
     "arm_decode": lambda: arm_shares("arm_decode"),
     "arm_prefill": lambda: arm_shares("arm_prefill"),
     "arm_layouts": arm_layouts,

@@ -101,12 +101,12 @@ def calibrate_command(
 
     if (learn is None) != (scheme is None):
         raise typer.BadParameter("--learn and --scheme go together", param_hint="--learn")
-    if kv != "f32" and learn is not None:
-        raise typer.BadParameter(
-            "--kv balances rows, which --learn would not know of", param_hint="--kv"
-        )
     if known is not None and learn is None:
         raise typer.BadParameter("--statistics goes with --learn", param_hint="--statistics")
+    if known is not None and kv != "f32":
+        raise typer.BadParameter(
+            "the file of --statistics says what is balanced", param_hint="--kv"
+        )
     dims = parse_dims(dim or [])
     check_output(output, force)
     require("torch")

@@ -120,6 +120,8 @@ def _rows(model: ImportedModel, value: str) -> Rows | str:
     (layer,) = layers.values()
     if layer.attrs["activation"] or (len(layer.inputs) > 3 and layer.inputs[3]):
         return f"{layer.name!r} ends in more than a bias"
+    if layer.inputs[1] in model.quantized:
+        return f"{layer.name!r} has codes already, which are of its rows as they are"
     readers = [n for n in model.nodes if layer.inputs[1] in n.inputs]
     if len(readers) > 1:
         return f"other layers share the weight of {layer.name!r}"

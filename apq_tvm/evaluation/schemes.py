@@ -120,10 +120,12 @@ class SchemeEvaluator:
                     options["learned"] = _learned(self.file)
             first: dict[str, str] = {}
             model = self.model
-            if self.file is not None and self.kv == "i8" and method != "learned":
+            if self.file is not None and (self.kv == "i8" or method == "learned"):
                 model, _ = balanced(model, self.file.extra)
-            if self.vocabulary and method != "learned":
-                first = vocabulary_types(self.model, parse_scheme(scheme))
+            if self.vocabulary:
+                learned = options.get("learned")
+                tensors = learned.tensors if learned is not None else None
+                first = vocabulary_types(self.model, parse_scheme(scheme), tensors)
             quantized = quantize(
                 model,
                 scheme,

@@ -19,7 +19,7 @@ from apq_tvm.quantizers.budget import (
     stored_bits,
 )
 from apq_tvm.quantizers.codebook_file import load_codebooks
-from apq_tvm.quantizers.inputs.cache_balance import balanced
+from apq_tvm.quantizers.inputs.cache_balance import balanced, unbalanced
 from apq_tvm.quantizers.inputs.calibration_file import load
 from apq_tvm.quantizers.inputs.sequential import sequential_calls
 from apq_tvm.quantizers.learn.learned import Learned, from_arrays
@@ -117,16 +117,20 @@ def quantize_guided(
     if guidance.calibration is not None:
         file = load(guidance.calibration, model)
         calibration, learned = file.calibration, from_arrays(file.extra, file.notes)
-        # Codes that are made already are those of other rows.
-        if kv == "i8" and guidance.method != "learned" and guidance.codes is None:
+        if guidance.codes is not None:
+            if kv == "i8":
+                missing = {**missing, **unbalanced(file.extra, missing)}
+        elif kv == "i8" or guidance.method == "learned":  # what was learned is of balanced rows
             model, missing = balanced(model, file.extra)
     plan: BudgetPlan | None = None
     first: dict[str, str] = {}
     if guidance.target_bpw is not None:
         plan = plan_budget(model, scheme, tensor_types, guidance, calibration, progress)
         first = plan.tensor_types()
-    elif guidance.method != "learned":  # what was learned has the schemes it was learned for
-        first = vocabulary_types(model, parse_scheme(scheme) if isinstance(scheme, str) else scheme)
+    else:
+        default = parse_scheme(scheme) if isinstance(scheme, str) else scheme
+        made = learned.tensors if learned is not None and guidance.method == "learned" else None
+        first = vocabulary_types(model, default, made)
     calls = None
     if guidance.calibration is not None and guidance.method.endswith("gptq"):
         calls = sequential_calls(model, guidance.calibration, file, guidance.sequential, progress)

@@ -7,10 +7,10 @@ table's in every layer. SmolLM2's own file of 4-bit blocks has its table, which 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from apq_tvm.types import WEIGHT_INPUT, ImportedModel, Node, Scheme
+from apq_tvm.types import WEIGHT_INPUT, ImportedModel, Node, QuantizedTensor, Scheme
 
 LEAST_BITS = 6
 """Of heads and tables, unless ``--tensor-type`` says otherwise."""
@@ -43,7 +43,11 @@ def vocabulary_layers(model: ImportedModel) -> list[Node]:
     return [*heads, *(node for node in tables if _rows(model, node) in sizes)]
 
 
-def vocabulary_types(model: ImportedModel, scheme: Scheme | None) -> dict[str, str]:
+def vocabulary_types(
+    model: ImportedModel,
+    scheme: Scheme | None,
+    learned: Mapping[str, QuantizedTensor] | None = None,
+) -> dict[str, str]:
     """Rules that `quantize` is given before the user's own: layer → its scheme.
 
     Parameters
@@ -51,6 +55,8 @@ def vocabulary_types(model: ImportedModel, scheme: Scheme | None) -> dict[str, s
     model : ImportedModel
     scheme : Scheme or None
         What every layer is asked for.
+    learned : mapping of str to QuantizedTensor, optional
+        Layers whose codes were learned; those keep their schemes.
 
     Returns
     -------
@@ -60,6 +66,7 @@ def vocabulary_types(model: ImportedModel, scheme: Scheme | None) -> dict[str, s
     """
     if scheme is None or scheme.bits >= LEAST_BITS or scheme.min_bits:
         return {}
+    learned = learned or {}
     more = Scheme(LEAST_BITS, act_bits=scheme.act_bits, group_size=32)
     if scheme.family == "int":
         more = replace(scheme, bits=LEAST_BITS)
@@ -68,6 +75,7 @@ def vocabulary_types(model: ImportedModel, scheme: Scheme | None) -> dict[str, s
         for node in vocabulary_layers(model)
         if not {node.inputs[WEIGHT_INPUT[node.op]]} & (model.quantized.keys() | model.notes.keys())
         and "keep" not in node.attrs
+        and (node.name not in learned or learned[node.name].scheme == more)
     }
 
 

@@ -19,6 +19,7 @@ PREFIX = "caches."
 """Of a calibration file's arrays: ``caches.<layer>``, float32 [N]."""
 
 NOTE = "rows balanced for int8 caches"
+PASSED_OVER = "rows not balanced for int8 caches: codes of --codes are of rows as they were"
 
 
 def balanced(
@@ -62,3 +63,9 @@ def balanced(
             changes[layer, 2] = (model.weights[node.inputs[2]] * factors).astype(np.float32)
         notes[layer] = NOTE
     return (replace_weights(model, changes, "balanced") if changes else model), notes
+
+
+def unbalanced(arrays: Mapping[str, Array], notes: Mapping[str, str]) -> dict[str, str]:
+    """`notes` of the layers that have factors, with why these are passed over."""
+    names = [key.removeprefix(PREFIX) for key in arrays if key.startswith(PREFIX)]
+    return {name: "; ".join(filter(None, (notes.get(name, ""), PASSED_OVER))) for name in names}

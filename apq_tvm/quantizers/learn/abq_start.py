@@ -46,10 +46,9 @@ def best_start(
     block: Block,
     folds: Sequence[Fold],
     compensated: bool,
-    judged: Sequence[int],
     lesson: Callable[[Mapping[str, LearnedLayer]], Lesson],
-) -> tuple[dict[str, LearnedLayer], float]:
-    """A block's layers with the balance vectors of least loss.
+) -> tuple[Lesson, float]:
+    """A block with the balance vectors of least loss over all calls: none was learned from yet.
 
     Parameters
     ----------
@@ -59,32 +58,32 @@ def best_start(
         Of the whole model.
     compensated : bool
         See `is_compensated`.
-    judged : sequence of int
-        Calls whose loss decides.
     lesson : callable
         Layers → `Lesson`.
 
     Returns
     -------
-    dict of str to LearnedLayer
+    Lesson
+        Without layers where nothing of the block is quantized.
     float
         The exponent; 0 where no input of the block can be scaled.
     """
-    folds = _inside(run, block, folds)
-    best: dict[str, LearnedLayer] = {}
+    folds = inside(run, block, folds)
+    best: Lesson | None = None
     least, chosen = float("inf"), 0.0
     for alpha in ALPHAS if folds else ALPHAS[:1]:
         balance, fed = _scaled(run, block, folds, alpha)
-        layers = layers_of(run, block, fed, balance, compensated)
-        if not layers:
-            return {}, 0.0
-        loss = lesson(layers).judge(judged)
-        if not best or loss < least:
-            best, least, chosen = layers, loss, alpha
+        tried = lesson(layers_of(run, block, fed, balance, compensated))
+        if not tried.layers:
+            return tried, 0.0
+        loss = tried.judge(range(len(run.calls)))
+        if best is None or loss < least:
+            best, least, chosen = tried, loss, alpha
+    assert best is not None
     return best, chosen
 
 
-def _inside(run: Run, block: Block, folds: Sequence[Fold]) -> list[Fold]:
+def inside(run: Run, block: Block, folds: Sequence[Fold]) -> list[Fold]:
     """The folds that have both ends in a block, all of it quantized."""
     names = {node.name for node in block.nodes}
     quantized = run.quantized.layers

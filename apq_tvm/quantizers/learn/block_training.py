@@ -19,7 +19,7 @@ from apq_tvm.quantizers.torch.graph import Product, TorchGraph, Values, as_tenso
 from apq_tvm.quantizers.torch.moving import MovingCodes
 from apq_tvm.quantizers.torch.ops import F, Tensor, torch
 from apq_tvm.quantizers.torch.round import LearnedRounding, fake_activations
-from apq_tvm.types import ImportedModel, Node, Scheme
+from apq_tvm.types import Array, Node, Scheme
 
 BALANCE_RATE = 5e-3
 CLIP_RATE = 1e-2
@@ -175,9 +175,8 @@ class Lesson:
         Per call what the float block gives.
     tables : dict
         Quantized embeddings.
-    lengths : int
-        Errors of length that count: to the float block fed floats, and to that fed quantized values
-        (2).
+    folded : mapping of (str, int) to ndarray
+        Float weights of the graph that are not the model's: node and input index.
     """
 
     graph: TorchGraph
@@ -186,7 +185,7 @@ class Lesson:
     streams: Streams
     targets: Sequence[tuple[Values, Tensor]]
     tables: Values
-    lengths: int = 1
+    folded: Mapping[tuple[str, int], Array] = field(default_factory=dict)
 
     def judge(self, calls: Sequence[int]) -> float:
         """Mean loss over calls, as the block is quantized now."""
@@ -212,8 +211,7 @@ class Lesson:
         maps = [
             [_tokens(side[name].float(), mask) for name in block.attention] for side in (got, full)
         ]
-        lengths = sum(length_loss(out, to) for to in (target, fed)[: self.lengths])
-        return dlc_loss(out, target, fed) + akl_loss(*maps) + lengths
+        return dlc_loss(out, target, fed) + akl_loss(*maps) + length_loss(out, target)
 
 
 def train(lesson: Lesson, epochs: int) -> None:
@@ -289,11 +287,11 @@ def parameter_groups(layers: Mapping[str, LearnedLayer], steps: int = 1) -> list
 
 def with_block(
     learned: Learned,
-    layers: Mapping[str, LearnedLayer],
-    model: ImportedModel,
+    lesson: Lesson,
 ) -> Learned:
     """`learned` and what a block's layers have become."""
-    tensors, weights = dict(learned.tensors), dict(learned.weights)
+    tensors, weights = dict(learned.tensors), {**learned.weights, **lesson.folded}
+    model, layers = lesson.graph.model, lesson.layers
     nodes = {node.name: node for node in model.nodes}
     divided: dict[int, tuple[Fold, Tensor]] = {}
     with torch.no_grad():

@@ -41,7 +41,7 @@ class Run:
     rate : float or None
         Learning rate of ``distill``, if not its own.
     feeds_back : bool
-        ``finetune`` and ``train`` choose the codes of every block anew first (`block_feedback`).
+        Codes of every block are chosen anew first (`block_feedback`), not by ``distill``.
     losses : dict of str to (float, float)
         Of ``train`` and ``abq``, by block: on calls that were not learned from (`judged_apart`),
         before and after.

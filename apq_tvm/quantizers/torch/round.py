@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from apq_tvm.errors import BadInput, BadScheme
 from apq_tvm.formats.families import family_of
 from apq_tvm.formats.integer import MAX_SCALE
+from apq_tvm.formats.levels import Levels
 from apq_tvm.quantizers.torch.ops import F, Tensor, torch
 from apq_tvm.types import QuantizedTensor, Scheme
 
@@ -88,6 +89,30 @@ def fake_activations(x: Tensor, scheme: Scheme) -> Tensor:
     return through(x, round_activations(x.detach(), scheme))
 
 
+def even_levels(scheme: Scheme, name: str) -> Levels:
+    """The levels of a scheme that ``abq`` learns.
+
+    Parameters
+    ----------
+    scheme : Scheme
+    name : str
+        Layer, for errors.
+
+    Raises
+    ------
+    BadScheme
+        If the family's codes are not on an even grid.
+    """
+    levels = family_of(scheme).levels(scheme)
+    whole = levels is not None and (levels.even or levels.signs)
+    if levels is None or not whole or not (levels.values[0] < 0 or scheme.zero_points):
+        raise BadScheme(
+            f"layer {name!r}: --learn abq learns codes on an even grid (integers, W2*), not "
+            f"{scheme}; use --learn finetune"
+        )
+    return levels
+
+
 class LearnedRounding:
     """Rounds one layer's weight with learnable clipping.
 
@@ -114,13 +139,7 @@ class LearnedRounding:
 
     def __init__(self, start: QuantizedTensor, w: Tensor, name: str) -> None:
         scheme = start.scheme
-        levels = family_of(scheme).levels(scheme)
-        whole = levels is not None and (levels.even or levels.signs)
-        if levels is None or not whole or not (levels.values[0] < 0 or scheme.zero_points):
-            raise BadScheme(
-                f"layer {name!r}: --learn abq learns codes on an even grid (integers, W2*), not "
-                f"{scheme}; use --learn finetune"
-            )
+        levels = even_levels(scheme, name)
         self.scheme, self.name, self.k = scheme, name, w.shape[1]
         self.size = self.k if scheme.group_size == -1 else min(scheme.group_size, self.k)
         self.signs, self.zeros = levels.signs, scheme.zero_points

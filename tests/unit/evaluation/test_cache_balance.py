@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,19 @@ from apq_tvm.evaluate import evaluate_scheme  # noqa: E402
 from apq_tvm.evaluation.cache_balance import _shared, find_balance  # noqa: E402
 from apq_tvm.evaluation.caches import with_caches  # noqa: E402
 from apq_tvm.evaluation.simulate import Simulation  # noqa: E402
+from apq_tvm.learn import learn_codes  # noqa: E402
 from apq_tvm.onnx_import import import_onnx  # noqa: E402
 from apq_tvm.progress import Silent  # noqa: E402
+from apq_tvm.quantizers import guided, quantize_tensor  # noqa: E402
 from apq_tvm.quantizers.guided import Guidance, quantize_guided  # noqa: E402
-from apq_tvm.quantizers.inputs.cache_balance import NOTE, balanced  # noqa: E402
+from apq_tvm.quantizers.inputs.cache_balance import (  # noqa: E402
+    NOTE,
+    PASSED_OVER,
+    PREFIX,
+    balanced,
+)
 from apq_tvm.quantizers.inputs.calibration_file import read  # noqa: E402
-from apq_tvm.types import ImportedModel, QuantizedModel  # noqa: E402
+from apq_tvm.types import ImportedModel, QuantizedModel, Scheme  # noqa: E402
 from tests.simulated import relative  # noqa: E402
 
 CALLS = [
@@ -74,6 +82,12 @@ def test_what_is_refused_and_left(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="caches"):
             balanced(model, {f"caches.{layer.name}": array})
     assert balanced(model, {"learned.0": np.ones(1)}) == (model, {})
+    keys = [n.inputs[1] for n in model.nodes if "k_proj" in n.name and n.op == "apq.Linear"]
+    coded = replace(
+        model, quantized=dict.fromkeys(keys, quantize_tensor(model.weights[keys[0]], Scheme(4)))
+    )
+    factors, notes = find_balance(coded, [], Silent())
+    assert not factors and all("has codes already" in note for note in notes.values())
 
 
 @pytest.mark.parametrize("pairing", ("halves", "neighbours"))
@@ -82,8 +96,9 @@ def test_mixed_channels_share_the_larger(pairing: str) -> None:
     assert found.tolist() == [[3, 4, 3, 4] if pairing == "halves" else [4, 4, 3, 3]]
 
 
-def test_from_calibration_to_eval(tmp_path: Path) -> None:
-    """A file keeps factors, `eval` applies them; of other caches there are none."""
+def test_from_calibration_to_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file keeps factors, `eval` applies them and learning is of balanced rows; of other caches
+    there are none, and codes of other files pass over them and say so."""
     np.savez(tmp_path / "in.npz", **CALLS[0])
     unequal, half = weights(), CONFIG.head_width // 2
     unequal["model.layers.0.self_attn.k_proj.weight"][[1, 1 + half]] *= 30
@@ -95,7 +110,19 @@ def test_from_calibration_to_eval(tmp_path: Path) -> None:
     factors = read(tmp_path / "i8").extra
     assert factors and all(name.startswith("caches.") for name in factors)
     made = quantize_guided(import_onnx(model), "W8A8", {}, Guidance(tmp_path / "i8"), kv="i8")
-    assert {k for k, note in made.notes.items() if NOTE in note} == {n[7:] for n in factors}
+    balanced_layers = {name.removeprefix(PREFIX) for name in factors}
+    assert {k for k, note in made.notes.items() if NOTE in note} == balanced_layers
+    file = tmp_path / "learned"
+    learn_codes(model, tmp_path / "in.npz", tmp_path / "i8", file, kind="finetune", scheme="W8A8",
+                epochs=1)  # fmt: skip
+    made = quantize_guided(import_onnx(model), "W8A8", {}, Guidance(file, "learned"))
+    assert {k for k, note in made.notes.items() if NOTE in note} == balanced_layers
+    exact = logits(import_onnx(model))
+    assert relative(Simulation(made).run(CALLS[-1])["logits"], exact) < 0.1
+    monkeypatch.setattr(guided, "keep_codes", lambda m, *_: SimpleNamespace(model=m, missing={}))
+    given = Guidance(tmp_path / "i8", codes="file")
+    made = quantize_guided(import_onnx(model), "W8A8", {}, given, kv="i8")
+    assert {k for k, note in made.notes.items() if PASSED_OVER in note} == balanced_layers
     errors = {
         kv: evaluate_scheme(
             model, "W8A8", tmp_path / "in.npz", calibration=tmp_path / "i8", kv=kv, layers=False

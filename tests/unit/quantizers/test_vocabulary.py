@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import smollm2
 
+from apq_tvm.formats import parse_scheme
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.quantizers.guided import Guidance, quantize_guided
 from apq_tvm.quantizers.vocabulary import NOTE, vocabulary_types
@@ -75,3 +77,14 @@ def test_small_tables_and_models_without_a_head(model: ImportedModel, tmp_path: 
     assert schemes(quantized)[HEAD] == "W4A8g32"
     headless = replace(model, nodes=tuple(n for n in model.nodes if n.name != HEAD))
     assert schemes(quantize_guided(headless, "W4A8g32", {}, Guidance(), False))[TABLE] == "W4A8g32"
+
+
+def test_learned_layers_keep_their_schemes(model: ImportedModel) -> None:
+    """A head that was learned in 4 bits is no 6-bit head; what was not learned is, as without."""
+    scheme = parse_scheme("W4A8g32")
+    asked = quantize_guided(model, "W4A8g32", {HEAD: "W4A8g32"}, Guidance(), search=False)
+    head = asked.tensors[asked.layers[HEAD]]
+    assert list(vocabulary_types(model, scheme, {HEAD: head})) == [f"^{re.escape(TABLE)}$"]
+    six = quantize_guided(model, "W4A8g32", {}, Guidance(), search=False)
+    given = {HEAD: six.tensors[six.layers[HEAD]]}
+    assert vocabulary_types(model, scheme, given) == vocabulary_types(model, scheme)
