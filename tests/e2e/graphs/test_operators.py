@@ -359,7 +359,8 @@ def test_float_module_matches_onnxruntime(opset: int, tmp_path: Path) -> None:
     path = save(build(nodes, inputs, " ".join(outputs), weights, opset=opset), tmp_path)
     apq_tvm.compile(path, tmp_path / "compiled", scheme="float")
     module, session, wrong = load_module(tmp_path / "compiled"), session_of(path), []
-    for sizes in SIZES:
+    # Before opset 20 ONNX Runtime's reductions give empty results the shape of their input.
+    for sizes in (*SIZES, *[{"b": 0, "s": 3}] * (opset == 20)):
         given = feed(inputs, sizes)
         got = module.run(given)
         assert list(got) == outputs
