@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import apq_tvm
 from apq_tvm.module import load_module
