@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import copysign
 from typing import Any
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import ir, relax, tirx
 
 from apq_tvm.lower.fusion import ALONE
 from apq_tvm.lower.relax_import import Convert
@@ -50,9 +51,24 @@ def _integral(value: Any) -> bool:
     return _dtype(value).startswith(("int", "uint"))
 
 
+def _zero(value: Any) -> float | None:
+    """A constant of no dimensions that is 0.0 or -0.0."""
+    if not isinstance(value, ir.expr.GenericConst) or len(value.ty.shape):
+        return None
+    number = float(value.value.numpy())
+    return number if number == 0 else None
+
+
+def _infinite(zero: float, dtype: str) -> Any:
+    """1 / 0.0 or 1 / -0.0."""
+    return tirx.infinity(dtype) if copysign(1, zero) > 0 else -tirx.infinity(dtype)
+
+
 def convert_div(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-    """``Div``."""
+    """``Div``; TVM itself fails on a constant 0."""
     if not _integral(inputs[0]):
+        if (zero := _zero(inputs[1])) is not None:
+            return elementwise(bb, lambda v: v * _infinite(zero, _dtype(inputs[0])), inputs[0])
         return relax.op.divide(*inputs)
     return elementwise(bb, divide, *inputs, alone=True)
 

@@ -34,6 +34,21 @@ def gemm(graph: Graph, node: Node) -> None:
         )
 
 
+def grid_sample(graph: Graph, node: Node) -> None:
+    """GridSample of integers, or of another type than its grid.
+
+    Raises
+    ------
+    UnsupportedModel
+        Always: TVM computes another type than ONNX says.
+    """
+    x, grid = (graph.dtype(value) for value in node.inputs[:2])
+    if _of_integers(graph, node) or x == "bool" or x != grid:
+        raise Steps(graph, node).refuse(
+            f"of {x} by a grid of {grid} it cannot be compiled; cast both to one type of floats"
+        )
+
+
 def reduce_mean(graph: Graph, node: Node) -> list[Node] | None:
     """ReduceMean of integers: the quotient of sum and number, truncated; 0 of none."""
     given = node.inputs[1] if len(node.inputs) > 1 else ""

@@ -155,13 +155,13 @@ def to_integer(x: Any, dtype: str) -> Any:
 
 
 def converted(x: Any, dtype: str) -> Any:
-    """A float as integer the way x86-64's C compilers do it: truncated, then cut to the type's bits.
+    """A float as integer as x86-64's C compilers do it: truncated, then cut to the type's bits.
 
     Numbers are truncated to int32, or to int64 for uint32 and the types of 64 bits; what that does
     not hold, and NaN, is its least number ("integer indefinite", Intel SDM, CVTTSS2SI). Those from
     2^63 on become uint64 without that bit, which is put back. ONNX leaves all of this open, LLVM's
-    own conversion gives anything at all, and ONNX Runtime has static_cast. (Of uint32 beyond int64's
-    lower half its loops of vectors say something else than its loops of single numbers, as here.)
+    own conversion gives anything at all, and ONNX Runtime has static_cast. (Of uint32, below -2^31
+    and from 2^32 on, its loops of vectors differ from those of single numbers, which are as here.)
     """
     x = x.astype("float32") if str(x.ty) == "float16" else x
     wide = "int64" if dtype in ("uint32", "int64", "uint64") else "int32"
