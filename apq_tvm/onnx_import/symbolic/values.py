@@ -158,7 +158,9 @@ def _mod(a: Dim, b: Dim) -> Dim | None:
 def _equal(a: Any, b: Any) -> bool | None:
     if isinstance(a, bool) or isinstance(b, bool):
         return a == b
-    return equal(a, b) or (False if positive(a - b) or negative(a - b) else None)
+    if equal(a, b):
+        return True
+    return False if positive(a - b) or negative(a - b) else None
 
 
 def _less(a: Dim, b: Dim) -> bool | None:
