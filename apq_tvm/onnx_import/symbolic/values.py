@@ -157,7 +157,7 @@ def _mod(a: Dim, b: Dim) -> Dim | None:
 
 def _equal(a: Any, b: Any) -> bool | None:
     if isinstance(a, bool) or isinstance(b, bool):
-        return a == b
+        return bool(a == b)
     if equal(a, b):
         return True
     return False if positive(a - b) or negative(a - b) else None
