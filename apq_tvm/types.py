@@ -46,14 +46,11 @@ class TensorSpec:
         numpy dtype name, e.g. ``"int64"``.
     shape : tuple of int or str
         A string is a symbolic dimension, by its ONNX name.
-    may_be_empty : int, optional
-        An axis of an input that may be 0 long: a cache before its first token.
     """
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
-    may_be_empty: int | None = None
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import copysign
 from typing import Any
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import ir, relax, tirx
 
 from apq_tvm.lower.fusion import ALONE
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.onnx_import.graph import np_dtype
 from apq_tvm.ops.graph.arithmetic import (
     broadcast,
+    converted,
     divide,
     floored,
     from_bfloat16,
@@ -21,7 +23,6 @@ from apq_tvm.ops.graph.arithmetic import (
     remainder,
     shift,
     to_bfloat16,
-    to_integer,
 )
 from apq_tvm.types import Node
 
@@ -50,9 +51,24 @@ def _integral(value: Any) -> bool:
     return _dtype(value).startswith(("int", "uint"))
 
 
+def _zero(value: Any) -> float | None:
+    """A constant of no dimensions that is 0.0 or -0.0."""
+    if not isinstance(value, ir.expr.GenericConst) or len(value.ty.shape):
+        return None
+    number = float(value.value.numpy())
+    return number if number == 0 else None
+
+
+def _infinite(zero: float, dtype: str) -> Any:
+    """1 / 0.0 or 1 / -0.0."""
+    return tirx.infinity(dtype) if copysign(1, zero) > 0 else -tirx.infinity(dtype)
+
+
 def convert_div(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-    """``Div``."""
+    """``Div``; TVM itself fails on a constant 0."""
     if not _integral(inputs[0]):
+        if (zero := _zero(inputs[1])) is not None:
+            return elementwise(bb, lambda v: v * _infinite(zero, _dtype(inputs[0])), inputs[0])
         return relax.op.divide(*inputs)
     return elementwise(bb, divide, *inputs, alone=True)
 
@@ -75,7 +91,7 @@ def convert_pow(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> An
     wide = [bb.emit(relax.op.astype(value, real)) for value in inputs]
     result = bb.emit(relax.op.power(*wide))
     if _integral(inputs[0]):
-        return elementwise(bb, lambda v: to_integer(v, base), result)
+        return elementwise(bb, lambda v: converted(v, base), result)
     return relax.op.astype(result, base)
 
 
@@ -94,7 +110,11 @@ def convert_shift(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> 
 
 
 def convert_cast(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-    """``Cast`` and ``CastLike``."""
+    """``Cast`` and ``CastLike``.
+
+    Floats out of an integer type's range, which ONNX leaves open, become what they become in ONNX
+    Runtime on x86-64 (`apq_tvm.ops.graph.arithmetic.converted`): of -1.0 uint8 255, of 300.0 44.
+    """
     if node.op == "CastLike":
         to = _dtype(inputs[1])
     else:
@@ -106,7 +126,7 @@ def convert_cast(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> A
         zero = tirx.const(False if source == "bool" else 0, source)
         return elementwise(bb, lambda v: v != zero, x)
     if source.startswith("float") and np.dtype(to).kind in "iu":
-        return elementwise(bb, lambda v: to_integer(v, to), x)
+        return elementwise(bb, lambda v: converted(v, to), x)
     return relax.op.astype(x, to)
 
 
@@ -147,6 +167,25 @@ def convert_sign(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> A
     return elementwise(bb, lambda v: tirx.min(v, tirx.const(1, dtype)), inputs[0])
 
 
+def convert_shrink(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``Shrink``; of integers in float32, as ONNX Runtime has it: TVM compares unsigned ones with
+    -lambd, which they cannot be."""
+    dtype = _dtype(inputs[0])
+    bias, lambd = (float(node.attrs.get(k, v)) for k, v in (("bias", 0.0), ("lambd", 0.5)))
+    real = "float32" if _integral(inputs[0]) else dtype
+
+    def shrunk(v: Any) -> Any:
+        def number(value: float) -> Any:
+            return tirx.const(value, real)
+
+        x = v.astype(real)
+        above = tirx.Select(x > number(lambd), x - number(bias), number(0.0))
+        y = tirx.Select(x < number(-lambd), x + number(bias), above)
+        return converted(y, dtype) if dtype != real else y
+
+    return elementwise(bb, shrunk, inputs[0])
+
+
 ARITHMETIC: dict[str, Convert] = {
     "BitCast": convert_bit_cast,
     "BitShift": convert_shift,
@@ -157,6 +196,7 @@ ARITHMETIC: dict[str, Convert] = {
     "IsInf": convert_is_inf,
     "Mod": convert_mod,
     "Pow": convert_pow,
+    "Shrink": convert_shrink,
     "Sign": convert_sign,
     "apq.FromBfloat16": convert_from_bfloat16,
     "apq.ToBfloat16": convert_to_bfloat16,

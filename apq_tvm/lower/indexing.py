@@ -149,7 +149,7 @@ def topk_converter(model: ImportedModel) -> Convert:
         x, extents = inputs[0], known_shape(inputs[0], node)
         k = int(model.weights[node.inputs[1]].reshape(()))
         axis = int(node.attrs.get("axis", -1)) % len(extents)
-        if k == 0 or (isinstance(extents[axis], tirx.IntImm) and k > int(extents[axis])):
+        if isinstance(extents[axis], tirx.IntImm) and k > int(extents[axis]):
             raise UnsupportedModel(
                 f"TopK {node.name!r}: k is {k}, but its axis has {extents[axis]} elements"
             )

@@ -54,27 +54,6 @@ def read_dims(graph: Graph, dims: DimSizes) -> tuple[dict[str, str], dict[str, t
     return fixed, bounds
 
 
-def may_be_empty(graph: Graph, bounds: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Inputs with a dimension that may be 0, and the axis it is.
-
-    Raises
-    ------
-    BadInput
-        An input with two of them.
-    """
-    found: dict[str, int] = {}
-    for spec in graph.inputs:
-        zeros = [d for d in spec.shape if isinstance(d, str) and bounds.get(d, (1, 1))[0] == 0]
-        if len(zeros) > 1:
-            raise BadInput(
-                f"input {spec.name!r} has {len(zeros)} dimensions that may be 0 "
-                f"({', '.join(zeros)}), at most one can be; give the others a least size of 1"
-            )
-        if zeros:
-            found[spec.name] = spec.shape.index(zeros[0])
-    return found
-
-
 def apply_bounds(
     graph: Graph, bounds: Mapping[str, tuple[int, int]], equal: Mapping[str, str]
 ) -> None:

@@ -73,7 +73,7 @@ class Graph:
         By weight: the integers it was dequantized from.
     notes : dict of str to str
         As in `apq_tvm.types.ImportedModel`.
-    may_be_empty : dict of str to int
+    caches : dict of str to int
         Inputs that hold a cache, and the axis along which it grows.
     run_sizes : dict of (str, int) to str
         Entries of values that become dimensions, and the symbols that stand for them.
@@ -115,7 +115,7 @@ class Graph:
     values: dict[str, Array] = field(default_factory=dict)
     codes: dict[str, Codes] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
-    may_be_empty: dict[str, int] = field(default_factory=dict)
+    caches: dict[str, int] = field(default_factory=dict)
     run_sizes: dict[tuple[str, int], str] = field(default_factory=dict)
     equal: Mapping[str, str] = field(default_factory=dict)
     written_out: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from apq_tvm.onnx_import.control.chosen import next_inside
 from apq_tvm.onnx_import.control.regions import check_regions, tidy_regions
 from apq_tvm.onnx_import.conv.affine import fold_affine
 from apq_tvm.onnx_import.conv.channels_last import channels_last
-from apq_tvm.onnx_import.fixed_dims import apply_bounds, may_be_empty, read_dims
+from apq_tvm.onnx_import.fixed_dims import apply_bounds, read_dims
 from apq_tvm.onnx_import.graph import Graph, Inner
 from apq_tvm.onnx_import.integers.codes import to_tensor
 from apq_tvm.onnx_import.integers.quantized import keep_codes
@@ -39,7 +40,7 @@ from apq_tvm.onnx_import.passes.norm import fuse_layer_norm
 from apq_tvm.onnx_import.passes.widen import widen
 from apq_tvm.onnx_import.read import read_graph
 from apq_tvm.onnx_import.symbolic.assume import assume_equal
-from apq_tvm.onnx_import.symbolic.dims import as_attr, may_be_zero, parse, symbols
+from apq_tvm.onnx_import.symbolic.dims import as_attr, may_be_zero, needs_one, parse, symbols
 from apq_tvm.onnx_import.symbolic.positions import decide_comparisons
 from apq_tvm.onnx_import.symbolic.shapes import check_shape_inputs, materialize
 from apq_tvm.onnx_import.symbolic.windows import rewrite_windows
@@ -58,13 +59,14 @@ def import_model(path: Path, dims: DimSizes) -> ImportedModel:
     caches = find_caches(raw)
     free_caches(raw, caches)
     equal, bounds = read_dims(raw, dims)
-    caches |= may_be_empty(raw, bounds)
+    asked = frozenset(name for name, (low, _) in bounds.items() if low == 0)
     lengths: dict[str, str] = {}
     inside: dict[Inner, str] = {}
     while True:
         graph = _with_dims(raw, equal)
-        graph.lengths, graph.may_be_empty, graph.equal_inside = dict(lengths), caches, inside
-        with may_be_zero(cache_lengths(graph)):
+        graph.lengths, graph.caches, graph.equal_inside = dict(lengths), caches, inside
+        zeros, needed = cache_lengths(graph) | _kept(asked, equal), set[str]()
+        with may_be_zero(zeros), needs_one(needed):
             fold(graph)
         if proved := graph.settled or graph.same:
             # Dimensions proved to be one: start over with one of each two replaced everywhere.
@@ -77,8 +79,9 @@ def import_model(path: Path, dims: DimSizes) -> ImportedModel:
             lengths[name] = other
         else:
             break
-    with may_be_zero(cache_lengths(graph)):
+    with may_be_zero(zeros), needs_one(needed):
         _rewrite(graph)
+    graph.least |= dict.fromkeys(sorted(needed), 1)
     apply_bounds(graph, bounds, equal)
     return _finish(graph, digest)
 
@@ -94,6 +97,11 @@ def _joined(equal: dict[str, str], same: dict[str, str]) -> dict[str, str]:
         known[name] = other
         gone.add(name)
     return known
+
+
+def _kept(names: frozenset[str], equal: Mapping[str, str]) -> frozenset[str]:
+    """Dimensions as they are called once those that are equal have one name."""
+    return frozenset().union(*(symbols(parse(equal.get(name, name))) for name in names))
 
 
 def _rewrite(graph: Graph) -> None:
@@ -159,7 +167,7 @@ def _finish(graph: Graph, digest: str) -> ImportedModel:
     model = ImportedModel(
         name=graph.name,
         opset=graph.opset,
-        inputs=tuple(replace(s, may_be_empty=graph.may_be_empty.get(s.name)) for s in graph.inputs),
+        inputs=tuple(graph.inputs),
         outputs=outputs,
         nodes=tuple(graph.nodes),
         weights=graph.weights,

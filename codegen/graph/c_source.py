@@ -36,6 +36,7 @@ from apq_tvm.codegen.graph.plain import (
     Region,
     Sizes,
     Step,
+    Symbol,
     Tensor,
 )
 from apq_tvm.codegen.graph.session import left_out, session_table
@@ -196,7 +197,8 @@ def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
         if symbol.least is not None:
             lines.append(
                 f"  if ({symbol.c_name} < {symbol.least}) return apq_fail(APQ_BAD_INPUT, "
-                f'"%s is %lld, this model needs at least {symbol.least}", {literal(symbol.name)}, '
+                f'"%s is %lld, this model needs at least {symbol.least}{_remedy(symbol)}", '
+                f"{literal(symbol.name)}, "
                 f"(long long){symbol.c_name});"
             )
     unknown = "unknown" if graph.run_sizes else "NULL"
@@ -217,6 +219,11 @@ def _shapes_function(graph: Graph, numbers: Mapping[int, int]) -> str:
             else:
                 lines.append(bytes_line(target, buffer.name, buffer.dtype, buffer.dims))
     return "\n".join([*lines, "  return rc;", "}"])
+
+
+def _remedy(symbol: Symbol) -> str:
+    """What lets a dimension be 0 where the import took it to be more."""
+    return "; compile it with a least size of 0 (--dim NAME=0:MOST)" if symbol.least == 1 else ""
 
 
 class _Pointers:
@@ -351,8 +358,18 @@ def _call_lines(number: int, call: Call, pointers: _Pointers, prefix: str) -> li
     written = tensors[len(tensors) - call.outputs :]
     empty = [_nothing(tensor) for tensor in written]
     guard = f"    if (!({' && '.join(empty)})) {{" if all(empty) and empty else "    {"
+    unseen = _nothing(tensors[1]) if call.attends else ""
+    if unseen:
+        lines += [f"    if {unseen} {{", *(_clear_line(y, pointers) for y in written), "    }"]
+        guard = f"    else {guard.strip()}"
     lines += [guard, *_launch_lines(call, len(args), prefix), "    }"]
     return [*lines, "    if (rc != APQ_OK) return rc;", "  }"]
+
+
+def _clear_line(tensor: Tensor, pointers: _Pointers) -> str:
+    sizes = (str(tensor.itemsize), *tensor.dims)
+    size = " * ".join(f"(size_t)({dim})" for dim in sizes)
+    return f"    if (rc == APQ_OK) rc = apq_clear(frame, {pointers.of(tensor)}, {size});"
 
 
 def _nothing(tensor: Tensor) -> str:
@@ -417,7 +434,7 @@ def _port_table(name: str, ports: Sequence[Port]) -> list[str]:
     lines.append(f"static const apq_value {name}[] = {{")
     for i, port in enumerate(ports):
         dtype = dl_dtype(port.dtype)
-        flags = f"{port.may_be_empty}, {int(port.late)}, {int(port.cut)}"
+        flags = f"{int(port.late)}, {int(port.cut)}"
         rest = f"{len(port.dims)}, {name}_dims_{i}, {flags}"
         lines.append(f"    {{{literal(port.name)}, {dtype}, {rest}}},")
     lines += ["    {NULL, {0, 0, 0}, 0, NULL, -1, 0, 0},", "};"]

@@ -20,6 +20,9 @@ from apq_tvm.types import Variant
 
 Array = NDArray[Any]
 
+ATTENDING = ("attention", "attention_quantize_words", "cached_attention")
+"""``apq.op`` of attention: behind q come keys; over none of them all that it writes is 0."""
+
 GROWING = ("cache", "coded_cache")
 """``apq.op`` of what writes behind what its results hold already."""
 
@@ -136,6 +139,8 @@ class Call:
         How many arguments at the end the call writes.
     grows : bool
         Whether the tensors it writes may hold a part already (`apq_tvm.ops.graph.cache`).
+    attends : bool
+        Whether all that it writes is 0 where its second argument is empty (`ATTENDING`).
     """
 
     kernel: str
@@ -148,6 +153,7 @@ class Call:
     precision: int = -1
     outputs: int = 1
     grows: bool = False
+    attends: bool = False
     products: str = "0"
 
 
@@ -263,15 +269,13 @@ class Precision:
 class Port:
     """A graph input or output: ONNX name, dtype, C dims, and how messages write each dim.
 
-    `may_be_empty` is the axis that may be 0 long, -1 if there is none; `late` tells that the shape
-    depends on data, `cut` that the first axis is `Graph.batch`.
+    `late` tells that the shape depends on data, `cut` that the first axis is `Graph.batch`.
     """
 
     name: str
     dtype: str
     dims: tuple[str, ...]
     shown: tuple[str, ...]
-    may_be_empty: int = -1
     late: bool = False
     cut: bool = False
 

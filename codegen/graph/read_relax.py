@@ -28,6 +28,7 @@ from apq_tvm.codegen.graph.calls import (
 from apq_tvm.codegen.graph.check_calls import check_call
 from apq_tvm.codegen.graph.late import filled, must_wait
 from apq_tvm.codegen.graph.plain import (
+    ATTENDING,
     GROWING,
     Array,
     Buffer,
@@ -215,9 +216,8 @@ class _Reader:
             shown_dims = tuple(
                 str(d) for d in (spec.shape if len(spec.shape) == len(dims) else dims)
             )
-            empty = -1 if spec.may_be_empty is None else spec.may_be_empty
             shown_type = declared_dtype(dtype, spec)
-            ports.append(Port(spec.name, shown_type, dims, shown_dims, empty))
+            ports.append(Port(spec.name, shown_type, dims, shown_dims))
         self.graph.inputs = tuple(ports)
         self.graph.symbols = tuple(symbols)
 
@@ -473,6 +473,7 @@ class _Reader:
                 precision=self._precision(choices, args),
                 outputs=outputs,
                 grows=op in GROWING,
+                attends=op in ATTENDING,
                 products=self.products.of(name, args),
             )
         )

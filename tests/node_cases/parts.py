@@ -9,6 +9,7 @@ from tests.node_cases.cases import Case, collect, store
 from tests.node_cases.forms import judged
 from tests.node_cases.judge import Judge
 from tests.node_cases.lists import passing
+from tests.node_cases.typed import typed
 
 FILES = (
     *("topk", "mod", "div", "bitshift", "gathernd", "scatternd", "scatterelements", "cumsum"),
@@ -36,6 +37,18 @@ def check_sample(target: str, folder: Path) -> None:
     store(chosen, folder)
     outcomes = dict(Judge(folder, target).compiled(chosen))
     assert {name: why for name, (kind, why) in outcomes.items() if kind != "passes"} == {}
+
+
+def check_types(cases: Sequence[Case], target: str, folder: Path) -> None:
+    """Every operator at every type: as ONNX Runtime has it, or refused by name."""
+    mine = {case.name: case for case in typed(cases)}
+    store(list(mine.values()), folder)
+    judge = Judge(folder, target)
+    outcomes = judge.alone(list(mine), "graph")
+    sound = [case for name, case in mine.items() if outcomes[name][0] == "passes"]
+    outcomes |= dict(judge.compiled(sound))
+    assert {n: o for n, o in outcomes.items() if o[0] not in ("passes", "refused")} == {}
+    assert sum(kind == "passes" for kind, _ in outcomes.values()) > len(outcomes) // 2
 
 
 def check_part(part: int, target: str, cases: Sequence[Case], folder: Path) -> None:

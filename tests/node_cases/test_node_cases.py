@@ -9,7 +9,7 @@ import pytest
 from tests.node_cases.cases import CONSTANT, Case
 from tests.node_cases.forms import TARGETS, judged, kind
 from tests.node_cases.lists import passing
-from tests.node_cases.parts import PARTS, check_part, check_sample
+from tests.node_cases.parts import PARTS, check_part, check_sample, check_types
 
 TARGET = "host"
 
@@ -23,6 +23,11 @@ def test_a_sample_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_case(part: int, cases: list[Case], folder: Path) -> None:
     check_part(part, TARGET, cases, folder)
+
+
+@pytest.mark.all_cases
+def test_every_type(cases: list[Case], tmp_path: Path) -> None:
+    check_types(cases, TARGET, tmp_path)
 
 
 @pytest.mark.all_cases

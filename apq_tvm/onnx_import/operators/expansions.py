@@ -40,6 +40,7 @@ from apq_tvm.onnx_import.operators.standard import (
     space_to_depth,
     squeeze,
 )
+from apq_tvm.onnx_import.operators.whole_numbers import gemm, grid_sample, reduce_mean
 from apq_tvm.onnx_import.run_sizes.resize import resize
 from apq_tvm.onnx_import.run_sizes.selections import SELECTIONS
 from apq_tvm.onnx_import.run_sizes.shape_inputs import SHAPE_INPUTS
@@ -58,8 +59,11 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "DequantizeLinear": dequantize,
     "Det": det,
     "Dropout": dropout,
+    "Gemm": gemm,
+    "GridSample": grid_sample,
     "LpNormalization": lp_normalization,
     "MaxUnpool": max_unpool,
+    "ReduceMean": reduce_mean,
     "Resize": resize,
     "QuantizeLinear": quantize,
     "RotaryEmbedding": onnx_rotary,

@@ -7,7 +7,8 @@ numbers the caller has: integers here, TIR variables in `apq_tvm.lower`.
 
 Every symbol is taken to be at least 1 (0 for the length of a cache, inside `may_be_zero`, and for
 sizes that only a run knows, `is_run`) and below a thousand million, so that a comparison of
-``sequence`` with -1, or with the huge numbers exporters write for "to the end", is decided.
+``sequence`` with -1, or with the huge numbers exporters write for "to the end", is decided. Where
+a decision would be another if a symbol were 0, `needs_one` tells: a run refuses that 0.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from math import gcd
 from operator import mul
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
 Dim = Union[int, "Expr"]
 Atom = Union[str, "Call"]
 Monomial = tuple[Atom, ...]
+Answer = TypeVar("Answer")
 
 LONGEST = 10**9 - 1  # tf2onnx writes 10**9 where others write 2**31 - 1 or 2**63 - 1
 
@@ -41,6 +43,31 @@ def may_be_zero(names: frozenset[str]) -> Iterator[None]:
         yield
     finally:
         _zeros.reset(token)
+
+
+_needed: ContextVar[set[str] | None] = ContextVar("needed", default=None)
+
+
+@contextmanager
+def needs_one(names: set[str]) -> Iterator[None]:
+    """Inside this, symbols that a decision takes to be at least 1 are put into `names`."""
+    token = _needed.set(names)
+    try:
+        yield
+    finally:
+        _needed.reset(token)
+
+
+def _decided(answer: Callable[[Dim], Answer], dim: Dim) -> Answer:
+    """What `answer` says of a dimension; notes its symbols if 0 would change that."""
+    found, needed = answer(dim), _needed.get()
+    if needed is not None and found and isinstance(dim, Expr):
+        zeros = _zeros.get()
+        fresh = {name for name in symbols(dim) - zeros if not is_run(name)}
+        with may_be_zero(zeros | fresh):
+            if answer(dim) != found:
+                needed |= fresh
+    return found
 
 
 RUN = re.compile(r"run(\d+)")
@@ -296,12 +323,31 @@ def compare(a: Dim, b: Dim) -> int | None:
 
     The order may be weak: -1 means ``a <= b`` always, and not always equal.
     """
-    low, high = bounds(a - b)
+    return _decided(_sign, a - b)
+
+
+def _sign(dim: Dim) -> int | None:
+    low, high = bounds(dim)
     if low == high == 0:
         return 0
     if high is not None and high <= 0:
         return -1
     return 1 if low is not None and low >= 0 else None
+
+
+def not_negative(dim: Dim) -> bool:
+    """Whether a dimension is at least 0 for all values of the symbols."""
+    return _decided(lambda d: (bounds(d)[0] or 0) >= 0 and bounds(d)[0] is not None, dim)
+
+
+def positive(dim: Dim) -> bool:
+    """Whether it is at least 1."""
+    return _decided(lambda d: (bounds(d)[0] or 0) > 0, dim)
+
+
+def negative(dim: Dim) -> bool:
+    """Whether it is at most -1."""
+    return _decided(lambda d: (bounds(d)[1] or 0) < 0, dim)
 
 
 def equal(a: Dim, b: Dim) -> bool | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import ceil, isfinite
+
 import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.passes.moves import RESHAPES
 from apq_tvm.onnx_import.symbolic.carry import full
-from apq_tvm.onnx_import.symbolic.dims import Dim, bounds, parse
+from apq_tvm.onnx_import.symbolic.dims import Dim, not_negative, parse
 
 
 def span(graph: Graph, value: str) -> tuple[Dim, Dim] | None:
@@ -35,6 +37,7 @@ def decide_comparisons(graph: Graph) -> None:
             continue
         reach, number = span(graph, node.inputs[0]), graph.scalar(node.inputs[1])
         shape = graph.known_shape(node.outputs[0])
-        low = None if reach is None else bounds(reach[0])[0]
-        if number is not None and low is not None and shape is not None and low >= number:
+        if reach is None or number is None or shape is None or not isfinite(number):
+            continue
+        if not_negative(reach[0] - ceil(number)):
             graph.replace(node, full(node, shape, np.asarray(node.op == "GreaterOrEqual")))

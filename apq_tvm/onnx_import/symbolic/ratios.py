@@ -13,12 +13,14 @@ from math import isfinite
 
 from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
-    bounds,
     compare,
     exact,
     floordiv,
     maximum,
     minimum,
+    negative,
+    not_negative,
+    positive,
 )
 
 
@@ -48,14 +50,13 @@ def pair(value: Number) -> tuple[Dim, Dim]:
 
 def quotient(num: Dim, den: Dim) -> Number | None:
     """``num / den``; None where the sign of `den` is not known, or it may be 0."""
-    low, high = bounds(den)
-    if high is not None and high < 0:
-        return quotient(-num, -den)
-    if low is None or low <= 0:
-        return None
-    whole = exact(num, den)
+    whole = None if den == 0 else exact(num, den)
     if whole is not None:
         return whole
+    if negative(den):
+        return quotient(-num, -den)
+    if not positive(den):
+        return None
     if isinstance(num, int) and isinstance(den, int):
         least = Fraction(num, den)
         return Ratio(least.numerator, least.denominator)
@@ -100,10 +101,10 @@ def ceil(value: Number) -> Dim:
 
 def truncate(value: Number) -> Dim | None:
     """Towards 0, as a Cast to integers; None where the sign is not known."""
-    low, high = bounds(pair(value)[0])
-    if low is not None and low >= 0:
+    number = pair(value)[0]
+    if not_negative(number):
         return floor(value)
-    return ceil(value) if high is not None and high <= 0 else None
+    return ceil(value) if not_negative(-number) else None
 
 
 def _crossed(a: Number, b: Number) -> tuple[Dim, Dim, Dim]:

@@ -17,11 +17,12 @@ from apq_tvm.onnx_import.symbolic.carry import (
 from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
     as_attr,
-    bounds,
     compare,
     floordiv,
     maximum,
     minimum,
+    negative,
+    not_negative,
 )
 from apq_tvm.onnx_import.symbolic.unify import same_shape
 from apq_tvm.onnx_import.symbolic.values import contents, elements
@@ -83,14 +84,12 @@ def _clamped(graph: Graph, node: Node, at: Dim, size: Dim) -> Dim:
     A constant table (position ids, causal masks) sliced to a symbolic length stands for a limit of
     that length, kept in `Graph.limits`: past it the model itself is out of range.
     """
-    low, high = bounds(at)
-    if high is not None and high < 0:
+    if negative(at):
         at = maximum(at + size, 0)
-    elif low is None or low < 0:
+    elif not not_negative(at):
         rest = size - at
-        least, _ = bounds(rest)
-        if node.inputs[0] in graph.weights and isinstance(size, int) and least is not None:
-            if least >= 0 and limit(graph, rest, size):
+        if node.inputs[0] in graph.weights and isinstance(size, int) and not_negative(rest):
+            if limit(graph, rest, size):
                 return at  # the last rows of a table, as many as a symbol says
         at = maximum(at + size * minimum(maximum(0 - at, 0), 1), 0)
     if node.inputs[0] in graph.weights and isinstance(size, int) and limit(graph, at, size):
@@ -101,10 +100,9 @@ def _clamped(graph: Graph, node: Node, at: Dim, size: Dim) -> Dim:
 
 def _clamped_back(at: Dim, size: Dim, least: int) -> Dim | None:
     """A limit of a slice that runs backwards: the start is an element, the end one before one."""
-    low, high = bounds(at)
-    if high is not None and high < 0:
+    if negative(at):
         return maximum(at + size, least)
-    return None if low is None or low < 0 else minimum(at, size - 1)
+    return minimum(at, size - 1) if not_negative(at) else None
 
 
 def gather(graph: Graph, node: Node) -> Rewritten:

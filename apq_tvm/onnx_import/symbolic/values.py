@@ -17,13 +17,15 @@ from apq_tvm.onnx_import.symbolic import ratios
 from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
     Expr,
-    bounds,
     compare,
     equal,
     floordiv,
     maximum,
     minimum,
     mod,
+    negative,
+    not_negative,
+    positive,
     product,
 )
 from apq_tvm.types import Array, Node
@@ -144,10 +146,7 @@ def _div(a: Dim, b: Dim) -> Dim | None:
         return None
     if isinstance(a, int) and isinstance(b, int):
         return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-    low_a, low_b = bounds(a)[0], bounds(b)[0]
-    if low_a is None or low_b is None or low_a < 0 or low_b <= 0:
-        return None
-    return floordiv(a, b)
+    return floordiv(a, b) if not_negative(a) and positive(b) else None
 
 
 def _mod(a: Dim, b: Dim) -> Dim | None:
@@ -157,7 +156,11 @@ def _mod(a: Dim, b: Dim) -> Dim | None:
 
 
 def _equal(a: Any, b: Any) -> bool | None:
-    return a == b if isinstance(a, bool) or isinstance(b, bool) else equal(a, b)
+    if isinstance(a, bool) or isinstance(b, bool):
+        return bool(a == b)
+    if equal(a, b):
+        return True
+    return False if positive(a - b) or negative(a - b) else None
 
 
 def _less(a: Dim, b: Dim) -> bool | None:

@@ -132,10 +132,7 @@ def shift(a: Any, b: Any, *, left: bool) -> Any:
 
 
 def to_integer(x: Any, dtype: str) -> Any:
-    """A float as integer: truncated, NaN as 0, and out of range the nearest there is.
-
-    ONNX leaves the latter open; LLVM's own conversion gives anything at all there.
-    """
+    """A float as integer: truncated, NaN as 0, and out of range the nearest there is."""
     kind = str(x.ty)
     bits = int(dtype.removeprefix("uint").removeprefix("int"))
     unsigned = dtype.startswith("u")
@@ -155,6 +152,30 @@ def to_integer(x: Any, dtype: str) -> Any:
     # Signed conversions are single instructions; narrow ones go through 32 bits.
     through = "int32" if bits < 32 else "int64" if dtype == "uint32" else dtype
     return number.astype(through).astype(dtype)
+
+
+def converted(x: Any, dtype: str) -> Any:
+    """A float as integer as x86-64's C compilers do it: truncated, then cut to the type's bits.
+
+    Numbers are truncated to int32, or to int64 for uint32 and the types of 64 bits; what that does
+    not hold, and NaN, is its least number ("integer indefinite", Intel SDM, CVTTSS2SI). Those from
+    2^63 on become uint64 without that bit, which is put back. ONNX leaves all of this open, LLVM's
+    own conversion gives anything at all, and ONNX Runtime has static_cast. (Of uint32, below -2^31
+    and from 2^32 on, its loops of vectors differ from those of single numbers, which are as here.)
+    """
+    x = x.astype("float32") if str(x.ty) == "float16" else x
+    wide = "int64" if dtype in ("uint32", "int64", "uint64") else "int32"
+    bits = int(wide.removeprefix("int")) - 1
+    kind, least = str(x.ty), tirx.const(-(1 << bits), wide)
+    edge = tirx.const(float(1 << bits), kind)
+    above = x >= edge
+    number = tirx.Select(above, x - edge, x) if dtype == "uint64" else x
+    inside = tirx.all(number >= -edge, number < edge)
+    whole = tirx.Select(inside, number, tirx.const(0.0, kind)).astype(wide)
+    whole = tirx.Select(inside, whole, least)
+    if dtype == "uint64":
+        whole = tirx.Select(above, tirx.bitwise_xor(whole, least), whole)
+    return whole.astype(dtype)
 
 
 def from_bfloat16(x: Any) -> Any:

@@ -22,6 +22,17 @@ REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "min": lambda old, new: tirx.min(old, new),
 }
 
+TRUTHS: dict[str, Callable[[Any, Any], Any]] = {
+    "none": REDUCTIONS["none"],
+    **dict.fromkeys(("add", "max"), lambda old, new: tirx.any(old, new)),
+    **dict.fromkeys(("mul", "min"), lambda old, new: tirx.all(old, new)),
+}
+"""The same of truth values: a sum is whether any is true, as ONNX Runtime has it."""
+
+
+def _combined(dtype: str, reduction: str, old: Any, new: Any) -> Any:
+    return (TRUTHS if dtype == "bool" else REDUCTIONS)[reduction](old, new)
+
 
 def scatter_elements(
     data: Sequence[Dim],
@@ -45,7 +56,7 @@ def scatter_elements(
         with b.grid(*index_shape) as loops, b.sblock("scatter"):
             i = _axes(b, "R", loops)
             where = [*i[:axis], inside(index[tuple(i)], shape[axis]), *i[axis + 1 :]]
-            value = REDUCTIONS[reduction](y[tuple(where)], updates[tuple(i)])
+            value = _combined(dtype, reduction, y[tuple(where)], updates[tuple(i)])
             b.buffer_store(y, value, where)
 
     func = _scattered((shape, index_shape, index_shape), dtype, ids_dtype, scatter)
@@ -78,7 +89,7 @@ def scatter_nd(
             row, column = b.axis.remap("RR", loops)
             where = [inside(index[row, j], extent) for j, extent in enumerate(extents)]
             old = y[(*where, column)]
-            value = REDUCTIONS[reduction](old, updates[row, column])
+            value = _combined(dtype, reduction, old, updates[row, column])
             b.buffer_store(y, value, [*where, column])
 
     func = _scattered((shape, index_shape, (index_shape[0], inner)), dtype, ids_dtype, scatter)

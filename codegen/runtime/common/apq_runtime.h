@@ -45,7 +45,6 @@ typedef struct {
   DLDataType dtype;
   int32_t ndim;
   const char *const *dims; /* how each dimension is written in messages: "384", "batch_size" */
-  int32_t may_be_empty;    /* the axis of an input that may be 0 long, -1 if there is none */
   int32_t late;            /* of an output: whether its shape is known only after a run */
   int32_t cut;             /* whether its first axis is the batch of a module whose runs may be cut */
 } apq_value;
@@ -211,6 +210,8 @@ int apq_check_ids(const apq_frame *frame, const char *layer, const DLTensor *ids
 int apq_check_size(const char *layer, int64_t size, int64_t least, int64_t most);
 /* Copies between tensors; they do not overlap. */
 int apq_copy(const apq_frame *frame, void *to, const void *from, size_t bytes);
+/* Fills a tensor with zeros; `bytes` is a multiple of 4. */
+int apq_clear(const apq_frame *frame, void *to, size_t bytes);
 /* Writes the number of a loop's round, an int64, where kernels read it; rounds are counted from 0. */
 int apq_set_round(const apq_frame *frame, void *counter, int64_t number);
 /* Gives the buffers of a segment their memory. */

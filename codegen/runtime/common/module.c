@@ -247,22 +247,15 @@ static int check_tensor(const apq_handle *h, const char *kind, const apq_value *
   return APQ_OK;
 }
 
-/* What kernels never see: an empty input, or one without memory, or of more bytes than can be counted
- * (strides of 0 make any shape). A cache may be empty. */
-static int check_filled(const apq_value *want, const DLTensor *t) {
-  int empty = 0;
+/* What kernels never see: an input without memory, or of more bytes than can be counted (strides of 0
+ * make any shape). */
+static int check_memory(const apq_value *want, const DLTensor *t) {
   size_t bytes;
   for (int32_t i = 0; i < t->ndim; i++) {
-    if (t->shape[i] == 0 && i == want->may_be_empty) {
-      empty = 1;
-    } else if (t->shape[i] == 0 && strcmp(want->dims[i], "0") == 0) {
-      empty = 1;
-    } else if (t->shape[i] <= 0) {
-      return bad_shape("input", want, t, "; no dimension may be zero");
-    }
+    if (t->shape[i] < 0) return bad_shape("input", want, t, "; no dimension may be negative");
   }
   int rc = apq_bytes(&bytes, want->name, t->dtype.bits / 8, t->ndim, t->shape);
-  if (rc != APQ_OK || empty) return rc;
+  if (rc != APQ_OK || bytes == 0) return rc;
   if (t->data == NULL) return apq_fail(APQ_BAD_INPUT, "input '%s' has no data", want->name);
   return APQ_OK;
 }
@@ -355,7 +348,7 @@ int apq_find_plan(apq_context *c, const DLTensor *inputs, int32_t first_stage, i
   if (inputs == NULL && m->num_inputs > 0) return apq_null("the array of inputs");
   for (int32_t i = 0; i < m->num_inputs; i++) {
     if ((rc = check_tensor(c->handle, "input", &m->inputs[i], &inputs[i])) != APQ_OK) return rc;
-    if ((rc = check_filled(&m->inputs[i], &inputs[i])) != APQ_OK) return rc;
+    if ((rc = check_memory(&m->inputs[i], &inputs[i])) != APQ_OK) return rc;
   }
   if (m->kept != NULL) {
     c->given[0] = 0;

@@ -49,7 +49,7 @@ static int place(apq_context *c, const plan *p, const DLTensor *inputs, const DL
   for (int32_t i = 0; i < m->num_inputs; i++) {
     const DLTensor *t = &inputs[i];
     c->inputs[i] = apq_address(t);
-    if (ready_to_use(t)) continue;
+    if (ready_to_use(t) || apq_bytes_of(t) == 0) continue;
     if (apq_contiguous(t)) {
       memcpy(next, apq_address(t), apq_bytes_of(t));
     } else {
@@ -108,7 +108,8 @@ int apq_run_plan(apq_context *c, plan *p, const DLTensor *inputs, const DLTensor
   for (int32_t i = 0; rc == APQ_OK && i < m->num_outputs; i++) {
     const DLTensor *t = &outputs[i];
     if (m->outputs[i].late) continue;
-    if (c->outputs[i] != apq_address(t)) memcpy(apq_address(t), c->outputs[i], apq_bytes_of(t));
+    size_t bytes = apq_bytes_of(t);
+    if (bytes > 0 && c->outputs[i] != apq_address(t)) memcpy(apq_address(t), c->outputs[i], bytes);
   }
   return rc;
 }
@@ -129,7 +130,13 @@ int apq_call(const apq_frame *frame, const char *name, apq_kernel kernel, const 
 
 int apq_copy(const apq_frame *frame, void *to, const void *from, size_t bytes) {
   (void)frame;
-  memcpy(to, from, bytes);
+  if (bytes > 0) memcpy(to, from, bytes); /* NULL, where there are none */
+  return APQ_OK;
+}
+
+int apq_clear(const apq_frame *frame, void *to, size_t bytes) {
+  (void)frame;
+  if (bytes > 0) memset(to, 0, bytes);
   return APQ_OK;
 }
 

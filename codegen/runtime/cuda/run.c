@@ -269,6 +269,14 @@ int apq_copy(const apq_frame *frame, void *to, const void *from, size_t bytes) {
   return rc == 0 ? APQ_OK : apq_device_fail(d, rc, "a copy between tensors");
 }
 
+int apq_clear(const apq_frame *frame, void *to, size_t bytes) {
+  apq_context *c = frame->context;
+  apq_device *d = c->handle->device;
+  if (bytes == 0) return APQ_OK;
+  apq_result_code rc = d->cu->set((apq_pointer)(uintptr_t)to, 0, bytes / 4, c->stream->now);
+  return rc == 0 ? APQ_OK : apq_device_fail(d, rc, "clearing a tensor");
+}
+
 /* The upper half stays what the first round made it: 0. */
 int apq_set_round(const apq_frame *frame, void *counter, int64_t number) {
   apq_context *c = frame->context;

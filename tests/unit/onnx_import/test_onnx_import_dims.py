@@ -18,7 +18,11 @@ from apq_tvm.onnx_import.symbolic.dims import (
     maximum,
     minimum,
     mod,
+    needs_one,
+    negative,
+    not_negative,
     parse,
+    positive,
     product,
     symbol,
     symbols,
@@ -26,6 +30,7 @@ from apq_tvm.onnx_import.symbolic.dims import (
 
 A, B = symbol("a"), symbol("b")
 VALUES = st.fixed_dictionaries({"a": st.integers(1, 40), "b": st.integers(1, 40)})
+FROM_0 = st.fixed_dictionaries({"a": st.integers(0, 40), "b": st.integers(0, 40)})
 LEAVES = st.one_of(st.integers(-3, 9), st.sampled_from([A, B]))
 
 
@@ -78,6 +83,19 @@ def test_what_is_decided_holds(x: Dim, y: Dim, values: dict[str, int]) -> None:
     order, same = compare(x, y), equal(x, y)
     assert order is None or ((order <= 0 or a >= b) and (order >= 0 or a <= b))
     assert same is None or same == (a == b)
+
+
+@given(DIMS, DIMS, FROM_0)
+def test_a_decision_that_0_would_change_tells_so(x: Dim, y: Dim, values: dict[str, int]) -> None:
+    a, b = evaluate(as_attr(x), values), evaluate(as_attr(y), values)
+    needed = set[str]()
+    with needs_one(needed):
+        order = compare(x, y)
+        signs = positive(x), not_negative(x), negative(x)
+    if any(values[name] == 0 for name in needed):
+        return
+    assert order is None or ((order <= 0 or a >= b) and (order >= 0 or a <= b))
+    assert all(not said or holds for said, holds in zip(signs, (a > 0, a >= 0, a < 0), strict=True))
 
 
 def test_exact_quotients_cancel() -> None:

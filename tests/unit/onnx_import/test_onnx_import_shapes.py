@@ -500,3 +500,18 @@ def test_a_reshape_to_numbers_says_what_a_size_is(tmp_path: Path) -> None:
         }  # fmt: skip
         path = save(build(nodes, X, "y", weights), tmp_path)
         assert import_onnx(path).inputs[0].shape == (*sizes, 12)
+
+
+def test_sizes_worked_out_for_at_least_one_say_so(tmp_path: Path) -> None:
+    """Of x[1:] there are s - 1 rows, unless s may be 0."""
+    nodes = [("Slice", "x one far one", "y"), ("Relu", "x", "z"), ("Gemm", "x w", "g")]
+    weights = {"one": np.array([1]), "far": np.array([2**31]), "w": rand(4, 4)}
+    path = save(build(nodes, {"x": ("float32", ["s", 4])}, "z g", weights), tmp_path)
+    assert import_onnx(path).least == {}
+    weights["one"], weights["axis"] = np.array([1]), np.array([0])
+    nodes[0] = ("Slice", "x one far axis", "y")
+    path = save(build(nodes, {"x": ("float32", ["s", 4])}, "y z g", weights), tmp_path)
+    assert import_onnx(path).least == {"s": 1}
+    bounded = import_onnx(path, {"s": (0, 9)})
+    assert bounded.least == {"s": 0}
+    assert bounded.outputs[0].shape == ("max(-(min(1, s)) + s, 0)", 4)

@@ -87,6 +87,19 @@ int main(int argc, char **argv) {
   REFUSED(embedded_run(context, in, out), "output 'y' has no data");
   out[0].data = y;
   if (embedded_run(context, in, out) != 0) return 6;
+
+  /* What has no elements needs no memory. */
+  x_shape[0] = ids_shape[0] = 0;
+  in[0].data = in[1].data = NULL;
+  if (embedded_output_shape(context, in, 0, shapes[0]) != 0 || shapes[0][0] != 0) return 9;
+  for (int o = 0; o < EMBEDDED_NUM_OUTPUTS; o++) {
+    if (embedded_output_shape(context, in, o, shapes[o]) != 0) return 10;
+    if (o != 2 && o != 5 && o != 8 && o != 10) out[o].data = NULL;
+  }
+  if (embedded_run(context, in, out) != 0) wrong = printf("empty: %s\n", embedded_last_error());
+  x_shape[0] = -1;
+  REFUSED(embedded_run(context, in, out), "no dimension may be negative");
+
   embedded_session *session;
   int64_t one = 1;
   REFUSED(embedded_session_create(handle, 1, 9, NULL, NULL), "the session is to be written is NULL");

@@ -1,0 +1,75 @@
+"""Operators that ONNX also has for integers, and that TVM computes in another way for those."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.operators.standard import reduced
+from apq_tvm.onnx_import.operators.steps import Steps
+from apq_tvm.onnx_import.symbolic.dims import product
+from apq_tvm.types import Node
+
+
+def _of_integers(graph: Graph, node: Node) -> bool:
+    dtype = graph.dtype(node.inputs[0])
+    return dtype is not None and np.dtype(dtype).kind in "iu"
+
+
+def gemm(graph: Graph, node: Node) -> None:
+    """Gemm of integers.
+
+    Raises
+    ------
+    UnsupportedModel
+        A factor is no integer: TVM would cut it to one.
+    """
+    if not _of_integers(graph, node):
+        return
+    factors = {key: float(node.attrs.get(key, 1.0)) for key in ("alpha", "beta")}
+    if not all(value.is_integer() for value in factors.values()):
+        told = " and ".join(f"{key} {value}" for key, value in factors.items())
+        raise Steps(graph, node).refuse(
+            f"of integers with {told} it cannot be compiled; cast to floats before it"
+        )
+
+
+def grid_sample(graph: Graph, node: Node) -> None:
+    """GridSample of integers, or of another type than its grid.
+
+    Raises
+    ------
+    UnsupportedModel
+        Always: TVM computes another type than ONNX says.
+    """
+    x, grid = (graph.dtype(value) for value in node.inputs[:2])
+    if _of_integers(graph, node) or x == "bool" or x != grid:
+        raise Steps(graph, node).refuse(
+            f"of {x} by a grid of {grid} it cannot be compiled; cast both to one type of floats"
+        )
+
+
+def reduce_mean(graph: Graph, node: Node) -> list[Node] | None:
+    """ReduceMean of integers: the quotient of sum and number, truncated; 0 of none."""
+    given = node.inputs[1] if len(node.inputs) > 1 else ""
+    if not _of_integers(graph, node) or (given and given not in graph.weights):
+        return None
+    steps, x = Steps(graph, node), node.inputs[0]
+    shape, dtype = steps.shape(x), str(graph.dtype(x))
+    axes = graph.weights[given].reshape(-1).tolist() if given else node.attrs.get("axes", ())
+    if not axes and node.attrs.get("noop_with_empty_axes", 0):
+        return steps.done(x)
+    over = tuple(int(axis) % len(shape) for axis in axes or range(len(shape)))
+    wide = "uint64" if dtype == "uint64" else "int64"
+    total = reduced(
+        steps, "ReduceSum", cast(steps, x, wide), over, bool(node.attrs.get("keepdims", 1))
+    )
+    count = cast(steps, steps.dim(product(shape[axis] for axis in over)), wide)
+    return steps.done(cast(steps, steps("Div", total, count), dtype))
+
+
+def cast(steps: Steps, value: str, dtype: str) -> str:
+    """`value` in another type."""
+    from onnx import helper
+
+    return steps("Cast", value, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
