@@ -13,6 +13,11 @@ COLUMNS = 4
 NODES: list[Any] = []
 OUTPUTS: dict[str, int] = {}
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+CONSTANTS = {
+    "some": np.array([[2, 0]]),
+    "one": np.array(3),
+    "names": np.linspace(-3, 3, 7, dtype=np.float32),
+}
 
 
 def _add(
@@ -35,6 +40,8 @@ def _rows() -> None:
     _add("Imputer", "filled_alike", imputed_value_floats=[7.0], replaced_value_float=0.0)
     _add("Binarizer", "above", threshold=0.25)
     _add("ArrayFeatureExtractor", "columns", given="x some")
+    _add("ArrayFeatureExtractor", "column", given="x one")
+    _add("ArrayFeatureExtractor", "classes", given="names whole")
     _add("FeatureVectorizer", "beside", given="x scaled", inputdimensions=[4, 4])
     _add("OneHotEncoder", "hot", given="whole", cats_int64s=[0, 2, 5], zeros=1)
     _add(
@@ -183,7 +190,7 @@ def joined(outputs: tuple[str, ...] = (), opset: int = 17) -> onnx.ModelProto:
         "classical",
         inputs,
         [value(name, OUTPUTS[name], None) for name in outputs or OUTPUTS],
-        [numpy_helper.from_array(np.array([[2, 0]]), "some")],
+        [numpy_helper.from_array(array, name) for name, array in CONSTANTS.items()],
     )
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid("ai.onnx.ml", 3)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)

@@ -13,6 +13,7 @@ import numpy as np
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.standard import reduced
 from apq_tvm.onnx_import.operators.steps import Steps
+from apq_tvm.onnx_import.symbolic.dims import product
 from apq_tvm.types import Array, Node
 
 FEW = 8
@@ -86,12 +87,13 @@ def binarizer(graph: Graph, node: Node) -> list[Node]:
 
 
 def feature_extractor(graph: Graph, node: Node) -> list[Node]:
-    """Columns by their indices, a row of them where there is one dimension."""
+    """Columns by indices of any shape, a row of them where there is one dimension."""
     steps, (x, indices) = Steps(graph, node), node.inputs
-    shape, count = steps.shape(x), steps.shape(indices)
-    chosen = steps.reshape(indices, count[-1]) if len(count) > 1 else indices
+    shape, listed = steps.shape(x), steps.shape(indices)
+    count = product(listed)
+    chosen = indices if len(listed) == 1 else steps.reshape(indices, count)
     picked = steps("Gather", x, chosen, axis=len(shape) - 1)
-    return steps.done(steps.reshape(picked, 1, count[-1]) if len(shape) == 1 else picked)
+    return steps.done(steps.reshape(picked, 1, count) if len(shape) == 1 else picked)
 
 
 def feature_vectorizer(graph: Graph, node: Node) -> list[Node]:
