@@ -19,6 +19,9 @@ from apq_tvm.types import Array, Node
 FEW = 8
 """Numbers of a constant that is named after them."""
 
+SHARED = {"apq.layer": "table"}
+"""Of look-ups that cannot lead out of their table, so that all are calls of one function."""
+
 
 def as_float(steps: Steps, x: str) -> str:
     """A tensor of numbers as float32."""
@@ -43,6 +46,15 @@ def numbers(steps: Steps, name: str, dtype: str = "float32") -> str:
     if array.size > FEW:
         return steps.graph.add_weight(f"{steps.node.name}.{name}", array)
     return steps.constant(array)
+
+
+def rounded(table: Array) -> Array:
+    """A table [n], or a little longer, so that few lengths occur and the kernels for them.
+
+    scikit-learn's isolation forests have a hundred trees, each with tables of its own.
+    """
+    step = 1 << max(len(table).bit_length() - 2, 0)
+    return np.pad(table, (0, -len(table) % step), "edge")
 
 
 def scaler(graph: Graph, node: Node) -> list[Node]:
@@ -142,12 +154,14 @@ def label_encoder(graph: Graph, node: Node) -> list[Node]:
     kind = lists["values"].partition("_")[2].rstrip("s")
     default = node.attrs.get(f"default_{kind}", -1 if kind == "int64" else 0.0)
     shape = steps.shape(x)
+    keys, values = rounded(keys), rounded(values)  # the first of equal keys counts
     wanted = steps.constant(keys.astype(str(graph.dtype(x))))
     found = steps("Cast", steps("Equal", steps.reshape(x, *shape, 1), wanted), to=6)
     at = steps("ArgMax", found, axis=len(shape), keepdims=0)
     known = steps("Cast", reduced(steps, "ReduceMax", found, (len(shape),), False), to=9)
     other = steps.constant(np.asarray(default, values.dtype).reshape(()))
-    return steps.done(steps("Where", known, steps("Gather", steps.constant(values), at), other))
+    listed = steps("Gather", steps.constant(values), at, **SHARED)
+    return steps.done(steps("Where", known, listed, other))
 
 
 def _listed(steps: Steps, name: str) -> Array:
