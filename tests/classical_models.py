@@ -89,6 +89,38 @@ def _linear() -> None:
         )
 
 
+def _vectors() -> None:
+    """Support vector machines: every kernel, two classes and three."""
+    alike = {"support_vectors": RNG.standard_normal(5 * COLUMNS).tolist()}
+    for kind in ("LINEAR", "POLY", "RBF", "SIGMOID"):
+        kernel = {"kernel_type": kind, "kernel_params": [0.5, 0.25, 3.0], **alike}
+        coefficients = RNG.uniform(-1, 1, 10).tolist()
+        weighted = {"coefficients": coefficients[:5], "rho": [0.25]}
+        _add("SVMRegressor", f"curve_{kind}", n_supports=5, **kernel, **weighted)
+        _add(
+            "SVMClassifier",
+            f"side_{kind} distances_{kind}",
+            (INT64, FLOAT),
+            classlabels_ints=[4, 9, 2],
+            vectors_per_class=[2, 1, 2],
+            coefficients=coefficients,
+            rho=[0.125, -0.25, 0.0625],
+            **kernel,
+        )
+    _add("SVMRegressor", "inside", one_class=1, n_supports=5, **kernel, **weighted)
+    _add(
+        "SVMRegressor",
+        "flat",
+        kernel_type="LINEAR",
+        kernel_params=[1.0, 0.0, 1.0],
+        coefficients=coefficients[:COLUMNS],
+        rho=[0.5],
+    )
+    two = {"classlabels_ints": [7, 3], "vectors_per_class": [2, 3]}
+    kinds = (INT64, FLOAT)
+    _add("SVMClassifier", "two_side two_distances", kinds, **two, **kernel, **weighted)
+
+
 def _nodes(trees: int, depth: int, modes: tuple[str, ...]) -> dict[str, list[Any]]:
     """Whole trees whose nodes are numbered level by level; the last level are leaves."""
     inner, count = 2**depth - 1, 2 ** (depth + 1) - 1
@@ -178,6 +210,7 @@ def joined(outputs: tuple[str, ...] = (), opset: int = 17) -> onnx.ModelProto:
     if not NODES:
         _rows()
         _linear()
+        _vectors()
         _trees()
     value = helper.make_tensor_value_info
     inputs = [
