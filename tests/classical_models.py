@@ -13,6 +13,11 @@ COLUMNS = 4
 NODES: list[Any] = []
 OUTPUTS: dict[str, int] = {}
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+CONSTANTS = {
+    "some": np.array([[2, 0]]),
+    "one": np.array(3),
+    "names": np.linspace(-3, 3, 7, dtype=np.float32),
+}
 
 
 def _add(
@@ -35,6 +40,8 @@ def _rows() -> None:
     _add("Imputer", "filled_alike", imputed_value_floats=[7.0], replaced_value_float=0.0)
     _add("Binarizer", "above", threshold=0.25)
     _add("ArrayFeatureExtractor", "columns", given="x some")
+    _add("ArrayFeatureExtractor", "column", given="x one")
+    _add("ArrayFeatureExtractor", "classes", given="names whole")
     _add("FeatureVectorizer", "beside", given="x scaled", inputdimensions=[4, 4])
     _add("OneHotEncoder", "hot", given="whole", cats_int64s=[0, 2, 5], zeros=1)
     _add(
@@ -80,6 +87,38 @@ def _linear() -> None:
             classlabels_ints=[7, 3],
             post_transform=post,
         )
+
+
+def _vectors() -> None:
+    """Support vector machines: every kernel, two classes and three."""
+    alike = {"support_vectors": RNG.standard_normal(5 * COLUMNS).tolist()}
+    for kind in ("LINEAR", "POLY", "RBF", "SIGMOID"):
+        kernel = {"kernel_type": kind, "kernel_params": [0.5, 0.25, 3.0], **alike}
+        coefficients = RNG.uniform(-1, 1, 10).tolist()
+        weighted = {"coefficients": coefficients[:5], "rho": [0.25]}
+        _add("SVMRegressor", f"curve_{kind}", n_supports=5, **kernel, **weighted)
+        _add(
+            "SVMClassifier",
+            f"side_{kind} distances_{kind}",
+            (INT64, FLOAT),
+            classlabels_ints=[4, 9, 2],
+            vectors_per_class=[2, 1, 2],
+            coefficients=coefficients,
+            rho=[0.125, -0.25, 0.0625],
+            **kernel,
+        )
+    _add("SVMRegressor", "inside", one_class=1, n_supports=5, **kernel, **weighted)
+    _add(
+        "SVMRegressor",
+        "flat",
+        kernel_type="LINEAR",
+        kernel_params=[1.0, 0.0, 1.0],
+        coefficients=coefficients[:COLUMNS],
+        rho=[0.5],
+    )
+    two = {"classlabels_ints": [7, 3], "vectors_per_class": [2, 3]}
+    kinds = (INT64, FLOAT)
+    _add("SVMClassifier", "two_side two_distances", kinds, **two, **kernel, **weighted)
 
 
 def _nodes(trees: int, depth: int, modes: tuple[str, ...]) -> dict[str, list[Any]]:
@@ -171,6 +210,7 @@ def joined(outputs: tuple[str, ...] = (), opset: int = 17) -> onnx.ModelProto:
     if not NODES:
         _rows()
         _linear()
+        _vectors()
         _trees()
     value = helper.make_tensor_value_info
     inputs = [
@@ -183,7 +223,7 @@ def joined(outputs: tuple[str, ...] = (), opset: int = 17) -> onnx.ModelProto:
         "classical",
         inputs,
         [value(name, OUTPUTS[name], None) for name in outputs or OUTPUTS],
-        [numpy_helper.from_array(np.array([[2, 0]]), "some")],
+        [numpy_helper.from_array(array, name) for name, array in CONSTANTS.items()],
     )
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid("ai.onnx.ml", 3)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)

@@ -80,6 +80,11 @@ def convert_equal(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> 
     return elementwise(bb, lambda a, b: a.astype("uint8") == b.astype("uint8"), *inputs)
 
 
+def convert_not(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``Not``; of ``not a < b`` TVM makes ``b <= a``, which is another answer where one is NaN."""
+    return elementwise(bb, lambda v: v.astype("uint8") == tirx.const(0, "uint8"), *inputs)
+
+
 def convert_pow(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
     """``Pow``, whose operands may have different types; the result has the first one's."""
     base, exponent = (_dtype(value) for value in inputs)
@@ -195,6 +200,7 @@ ARITHMETIC: dict[str, Convert] = {
     "Equal": convert_equal,
     "IsInf": convert_is_inf,
     "Mod": convert_mod,
+    "Not": convert_not,
     "Pow": convert_pow,
     "Shrink": convert_shrink,
     "Sign": convert_sign,

@@ -28,7 +28,8 @@ def dtype_of(value: Any) -> str:
 
 
 def _named(func: Any, node: Node) -> Any:
-    return func.with_attr("apq.layer", node.name)
+    """What is told of an id out of range; functions of different names are different functions."""
+    return func.with_attr("apq.layer", node.attrs.get("apq.layer", node.name))
 
 
 def gather_converter(make: Callable[..., Any]) -> Convert:

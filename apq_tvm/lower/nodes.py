@@ -11,7 +11,7 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
-from tvm import relax, sym, tirx
+from tvm import relax, sym, tirx, topi
 
 from apq_tvm.codegen.layouts import weight_layout
 from apq_tvm.errors import NotApplicable, UnsupportedModel
@@ -135,6 +135,15 @@ def convert_matmul(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) ->
     return call(bb, func, [a, b], shapes)
 
 
+def convert_concat(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``Concat``; FuseTIR takes the ``3 + n`` of Relax's own for another extent than ``n + 3``."""
+    if len(inputs) == 1:
+        return inputs[0]
+    return bb.emit_te(
+        topi.concatenate, list(inputs), node.attrs["axis"], primfunc_name_hint="concatenate"
+    )
+
+
 def convert_gelu(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
     """``apq.Gelu`` that no linear layer took in."""
     shapes = Shapes(node)
@@ -211,6 +220,7 @@ def node_converters(
         "apq.Gelu": convert_gelu,
         "apq.MatMul": convert_matmul,
         "apq.Softmax": convert_softmax,
+        "Concat": convert_concat,
         "CumProd": cumsum_converter(packed.plan.quantized.model),
         "CumSum": cumsum_converter(packed.plan.quantized.model),
         "LayerNormalization": convert_layernorm,

@@ -45,10 +45,6 @@ REFUSED = {
         ("ai.onnx.ml.CastMap", "ai.onnx.ml.CategoryMapper", "ai.onnx.ml.DictVectorizer"),
         "maps and strings are no tensors of numbers; encode them before the model",
     ),
-    **dict.fromkeys(
-        ("ai.onnx.ml.SVMClassifier", "ai.onnx.ml.SVMRegressor"),
-        "of scikit-learn's models linear ones and trees can be compiled",
-    ),
     "ai.onnx.ml.ZipMap": "export with options={'zipmap': False}",
     "Constant": "it is a weight",
     "Dropout": "it is dropped, as it does nothing at inference, but here its mask is used",

@@ -20,6 +20,7 @@ from apq_tvm.onnx_import.operators.bert import embed_layer_norm, packed_attentio
 from apq_tvm.onnx_import.operators.blocked import dequantize, quantize
 from apq_tvm.onnx_import.operators.classical.rows import ROWS
 from apq_tvm.onnx_import.operators.classical.scores import SCORES
+from apq_tvm.onnx_import.operators.classical.svm import SVM
 from apq_tvm.onnx_import.operators.classical.trees import TREES
 from apq_tvm.onnx_import.operators.fourier import dft, stft
 from apq_tvm.onnx_import.operators.fused import fused_conv, fused_gemm, fused_matmul
@@ -93,7 +94,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "com.microsoft.RotaryEmbedding": contrib_rotary,
     "com.microsoft.SimplifiedLayerNormalization": simplified_layer_norm,
     "com.microsoft.SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
-    **{f"ai.onnx.ml.{op}": rule for op, rule in (ROWS | SCORES | TREES).items()},
+    **{f"ai.onnx.ml.{op}": rule for op, rule in (ROWS | SCORES | SVM | TREES).items()},
     **QLINEAR,
     **SELECTIONS,
     **SEQUENCES,

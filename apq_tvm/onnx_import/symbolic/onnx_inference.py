@@ -128,12 +128,13 @@ def type_proto(graph: Graph, value: str) -> onnx.TypeProto:
 
 
 def node_proto(node: Node) -> onnx.NodeProto:
-    """A node of the default domain as protobuf."""
+    """A node of the default domain as protobuf, without attributes of ours."""
     from onnx import helper, numpy_helper
 
     attrs = {
         key: numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
         for key, value in node.attrs.items()
-        if not isinstance(value, tuple) or value  # an empty list has no type; it means the default
+        # An empty list has no type; it means the default.
+        if not key.startswith("apq.") and (not isinstance(value, tuple) or value)
     }
     return helper.make_node(node.op, node.inputs, node.outputs, name=node.name, **attrs)

@@ -89,6 +89,7 @@ def _every_operator() -> _Model:
     model.add("Slice", "x from to axis step", "back")
     _computed_sizes(model)
     _rolled(model)
+    _led(model)
     return model
 
 
@@ -107,6 +108,15 @@ def _rolled(model: _Model) -> None:
     model.add("Unsqueeze", "places second", "down", keep=False)
     model.add("Add", f"down {model.weight('four', [0, 1, 2, 3])}", "windows", keep=False)
     model.add("Cast", "windows", "window_places", to=TensorProto.FLOAT)
+
+
+def _led(model: _Model) -> None:
+    """A class token before the others, a residual sum, and the token taken out of it."""
+    token = model.weight("token", [[1], [2], [3]], np.float32)
+    model.add("Concat", f"{token} column", "led", keep=False, axis=0)
+    model.add("Cos", "led", "turned", keep=False)
+    model.add("Add", "led turned", "summed", keep=False)
+    model.add("Gather", "summed none", "taken", axis=0)
 
 
 def _computed_sizes(model: _Model) -> None:

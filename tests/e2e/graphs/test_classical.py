@@ -9,7 +9,7 @@ import pytest
 
 import apq_tvm
 from apq_tvm.module import load_module
-from apq_tvm.onnx_import import old_opsets
+from apq_tvm.onnx_import import import_onnx, old_opsets
 from tests import classical_models
 from tests.onnx_models import save, session_of
 
@@ -23,6 +23,10 @@ def test_trees(opset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     path = save(classical_models.joined(outputs, opset), tmp_path)
     apq_tvm.compile(path, tmp_path / "compiled", scheme="float")
     module, session = load_module(tmp_path / "compiled"), session_of(path)
+    # Levels of trees, and trees of nearly one size, share their kernels.
+    looked_up = [node for node in import_onnx(path).nodes if node.op == "Gather"]
+    shared = [f for f in module.manifest["functions"] if f["name"].startswith("gather")]
+    assert 0 < len(shared) < len(looked_up) / 3
     for rows in (1, 9):
         given = classical_models.feeds(rows)
         given = {spec.name: given[spec.name] for spec in session.get_inputs()}

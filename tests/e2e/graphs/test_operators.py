@@ -152,10 +152,17 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
         {},
     ),
     "compare": (
-        [("Greater", "x z", "g"), ("Where", "g x z", "y"), ("IsNaN", "x", "n"), ("Not", "g", "h")],
+        [
+            ("Greater", "x z", "g"),
+            ("Where", "g x z", "y"),
+            ("IsNaN", "x", "n"),
+            ("Not", "g", "h"),
+            ("Less", "x nan", "l"),
+            ("Not", "l", "m"),
+        ],
         X2,
-        "g y n h",
-        {"z": np.zeros(1, np.float32)},
+        "g y n h m",
+        {"z": np.zeros(1, np.float32), "nan": np.full(1, np.nan, np.float32)},
     ),
     "cast": (
         [("Cast", "x", "i", {"to": 7}), ("Cast", "i", "y", {"to": 1}), ("Abs", "i", "a")],

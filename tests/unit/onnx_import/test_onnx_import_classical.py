@@ -70,6 +70,32 @@ def test_wrong_trees(tmp_path: Path, attrs: dict[str, Any], text: str) -> None:
         import_onnx(save(model, tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("op", "attrs", "text"),
+    [
+        ("SVMRegressor", {"n_supports": 3}, "not 3 support vectors"),
+        ("SVMRegressor", {"kernel_params": [1.0]}, "1 parameters"),
+        ("SVMRegressor", {"kernel_type": "COSINE"}, "COSINE"),
+        ("SVMRegressor", {"rho": [1.0, 2.0]}, "2 numbers rho"),
+        ("SVMClassifier", {"prob_a": [1.0], "prob_b": [0.0]}, "probability=False"),
+        ("SVMClassifier", {"vectors_per_class": [-1, 3]}, "at least two classes"),
+        ("SVMClassifier", {"vectors_per_class": [2, 2]}, "2 coefficients are not 1 x 4"),
+    ],
+)
+def test_wrong_vectors(tmp_path: Path, op: str, attrs: dict[str, Any], text: str) -> None:
+    """Refused by the operator's name."""
+    given = {"support_vectors": [1.0, 2.0, 3.0, 4.0], "coefficients": [1.0, -1.0], "rho": [0.5]}
+    given |= {"kernel_type": "RBF", "kernel_params": [0.5, 0.0, 3.0]}
+    if op == "SVMRegressor":
+        given["n_supports"] = 2
+    else:
+        given |= {"classlabels_ints": [0, 1], "vectors_per_class": [1, 1]}
+    node = (f"ai.onnx.ml.{op}", "x", "y" if op == "SVMRegressor" else "y z", given | attrs)
+    model = build([node], {"x": ("float32", ["n", 2])}, "y", domains={"ai.onnx.ml": 3})
+    with pytest.raises(ApqError, match=rf"{op} 'n_y'.*{text}"):
+        import_onnx(save(model, tmp_path))
+
+
 def test_leaves_apart(tmp_path: Path) -> None:
     """TreeEnsemble, whose leaves have a table of their own; one may lead back."""
     attrs = {
@@ -100,10 +126,10 @@ def test_leaves_apart(tmp_path: Path) -> None:
 
 def test_refused(tmp_path: Path) -> None:
     """What is not compiled is listed with its nodes and what to do."""
-    nodes = [(f"ai.onnx.ml.{op}", "x", op) for op in ("SVMRegressor", "ZipMap")]
+    nodes = [(f"ai.onnx.ml.{op}", "x", op) for op in ("CastMap", "ZipMap")]
     given = {"x": ("float32", ["n", 2])}
-    model = build(nodes, given, "SVMRegressor ZipMap", domains={"ai.onnx.ml": 3})
-    with pytest.raises(ApqError, match=r"SVMRegressor \(.*trees.*'n_SVMRegressor'.*zipmap"):
+    model = build(nodes, given, "CastMap ZipMap", domains={"ai.onnx.ml": 3})
+    with pytest.raises(ApqError, match=r"CastMap \(.*before.*'n_CastMap'.*zipmap"):
         import_onnx(save(model, tmp_path))
 
 

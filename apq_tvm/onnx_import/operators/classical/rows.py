@@ -13,10 +13,14 @@ import numpy as np
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.standard import reduced
 from apq_tvm.onnx_import.operators.steps import Steps
+from apq_tvm.onnx_import.symbolic.dims import product
 from apq_tvm.types import Array, Node
 
 FEW = 8
 """Numbers of a constant that is named after them."""
+
+SHARED = {"apq.layer": "table"}
+"""Of look-ups that cannot lead out of their table, so that all are calls of one function."""
 
 
 def as_float(steps: Steps, x: str) -> str:
@@ -42,6 +46,15 @@ def numbers(steps: Steps, name: str, dtype: str = "float32") -> str:
     if array.size > FEW:
         return steps.graph.add_weight(f"{steps.node.name}.{name}", array)
     return steps.constant(array)
+
+
+def rounded(table: Array) -> Array:
+    """A table [n], or a little longer, so that few lengths occur and the kernels for them.
+
+    scikit-learn's isolation forests have a hundred trees, each with tables of its own.
+    """
+    step = 1 << max(len(table).bit_length() - 2, 0)
+    return np.pad(table, (0, -len(table) % step), "edge")
 
 
 def scaler(graph: Graph, node: Node) -> list[Node]:
@@ -86,12 +99,13 @@ def binarizer(graph: Graph, node: Node) -> list[Node]:
 
 
 def feature_extractor(graph: Graph, node: Node) -> list[Node]:
-    """Columns by their indices, a row of them where there is one dimension."""
+    """Columns by indices of any shape, a row of them where there is one dimension."""
     steps, (x, indices) = Steps(graph, node), node.inputs
-    shape, count = steps.shape(x), steps.shape(indices)
-    chosen = steps.reshape(indices, count[-1]) if len(count) > 1 else indices
+    shape, listed = steps.shape(x), steps.shape(indices)
+    count = product(listed)
+    chosen = indices if len(listed) == 1 else steps.reshape(indices, count)
     picked = steps("Gather", x, chosen, axis=len(shape) - 1)
-    return steps.done(steps.reshape(picked, 1, count[-1]) if len(shape) == 1 else picked)
+    return steps.done(steps.reshape(picked, 1, count) if len(shape) == 1 else picked)
 
 
 def feature_vectorizer(graph: Graph, node: Node) -> list[Node]:
@@ -140,12 +154,14 @@ def label_encoder(graph: Graph, node: Node) -> list[Node]:
     kind = lists["values"].partition("_")[2].rstrip("s")
     default = node.attrs.get(f"default_{kind}", -1 if kind == "int64" else 0.0)
     shape = steps.shape(x)
+    keys, values = rounded(keys), rounded(values)  # the first of equal keys counts
     wanted = steps.constant(keys.astype(str(graph.dtype(x))))
     found = steps("Cast", steps("Equal", steps.reshape(x, *shape, 1), wanted), to=6)
     at = steps("ArgMax", found, axis=len(shape), keepdims=0)
     known = steps("Cast", reduced(steps, "ReduceMax", found, (len(shape),), False), to=9)
     other = steps.constant(np.asarray(default, values.dtype).reshape(()))
-    return steps.done(steps("Where", known, steps("Gather", steps.constant(values), at), other))
+    listed = steps("Gather", steps.constant(values), at, **SHARED)
+    return steps.done(steps("Where", known, listed, other))
 
 
 def _listed(steps: Steps, name: str) -> Array:

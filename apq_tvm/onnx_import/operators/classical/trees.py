@@ -10,7 +10,7 @@ import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.classical.forest import MODES, Forest, by_leaves, by_numbers
-from apq_tvm.onnx_import.operators.classical.rows import as_rows
+from apq_tvm.onnx_import.operators.classical.rows import SHARED, as_rows, rounded
 from apq_tvm.onnx_import.operators.classical.scores import (
     labels,
     picked,
@@ -44,7 +44,7 @@ class _Walk:
 
     def table(self, name: str, array: Array) -> str:
         """A constant that is looked up."""
-        return self.steps.graph.add_weight(f"{self.steps.node.name}.{name}", array)
+        return self.steps.graph.add_weight(f"{self.steps.node.name}.{name}", rounded(array))
 
     def leaves(self) -> str:
         """The leaf that each row [N] gets to in each tree: int64 [N, trees].
@@ -59,7 +59,8 @@ class _Walk:
             raise steps.refuse(
                 f"a tree is {forest.depth} levels deep, the most is {DEEPEST}; limit max_depth"
             )
-        at = steps.expand(self.table("roots", forest.roots), self.rows, len(forest.roots))
+        roots = steps.graph.add_weight(f"{steps.node.name}.roots", forest.roots)
+        at = steps.expand(roots, self.rows, len(forest.roots))
         tables = {
             "features": forest.features,
             "thresholds": forest.thresholds.astype(self.kind),
@@ -78,12 +79,12 @@ class _Walk:
         return at
 
     def _look(self, at: str, name: str) -> str:
-        return self.steps("Gather", self.names[name], at)
+        return self.steps("Gather", self.names[name], at, **SHARED)
 
     def _answer(self, at: str, used: list[int]) -> str:
         """Whether each comparison says yes."""
         steps = self.steps
-        value = steps("GatherElements", self.x, self._look(at, "features"), axis=1)
+        value = steps("GatherElements", self.x, self._look(at, "features"), axis=1, **SHARED)
         threshold = self._look(at, "thresholds")
         yes = self._compared(value, threshold, used[0])
         for mode in used[1:]:
@@ -109,7 +110,7 @@ class _Walk:
             raise steps.refuse(f"the {how} of several targets cannot be compiled")
         # A column at a time: a matrix that rows are looked up in would be a layer to quantize.
         columns = [
-            steps("Gather", self.table(f"weights{i}", np.ascontiguousarray(column)), leaves)
+            steps("Gather", self.table(f"weights{i}", column), leaves, **SHARED)
             for i, column in enumerate(weights.astype(self.kind).T)
         ]
         op = {"MIN": "ReduceMin", "MAX": "ReduceMax"}.get(how, "ReduceSum")
