@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -33,17 +33,21 @@ class ImageCompiler(Protocol):
         """Text of which drivers make an image for any later one."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Nvrtc:
     major: int
+    _texts: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    """PTX by source and compute capability: what made an image had it at hand."""
 
     def image(self, code: DeviceCode, sm: int) -> bytes:
-        return self._compile(code, f"sm_{sm}")
+        image, self._texts[code.source, sm] = self._compile(code, f"sm_{sm}")
+        return image
 
     def ptx(self, code: DeviceCode, sm: int) -> bytes:
-        return self._compile(code, f"compute_{sm}").rstrip(b"\0")
+        made = self._texts.get((code.source, sm))
+        return self._compile(code, f"compute_{sm}")[1] if made is None else made
 
-    def _compile(self, code: DeviceCode, arch: str) -> bytes:
+    def _compile(self, code: DeviceCode, arch: str) -> tuple[bytes, bytes]:
         nvrtc = find_nvrtc(self.major)
         assert nvrtc is not None
         return nvrtc.compile(code.source, arch)

@@ -53,14 +53,14 @@ class Nvrtc:
         self._check(self.library.nvrtcGetSupportedArchs(archs))
         return sm in archs
 
-    def compile(self, source: str, arch: str) -> bytes:
-        """Make an image, or PTX where `arch` begins with ``compute_``.
+    def compile(self, source: str, arch: str) -> tuple[bytes, bytes]:
+        """Make an image, and the PTX that it is of.
 
         Parameters
         ----------
         source : str
         arch : str
-            ``"sm_86"`` or ``"compute_86"``.
+            ``"sm_86"``, or ``"compute_86"``, of which there is no image.
 
         Raises
         ------
@@ -83,7 +83,8 @@ class Nvrtc:
             if lib.nvrtcCompileProgram(program, len(given), options) != 0:
                 log = self._read(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
                 raise BuildError(f"{self} cannot compile the kernels for {arch}:\n{log[-4000:]}")
-            return self._read(program, "PTX" if arch.startswith("compute_") else "CUBIN")
+            image = b"" if arch.startswith("compute_") else self._read(program, "CUBIN")
+            return image, self._read(program, "PTX").rstrip(b"\0")
         finally:
             lib.nvrtcDestroyProgram(ctypes.byref(program))
 
