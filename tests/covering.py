@@ -12,12 +12,13 @@ test-all` the cover of every value.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import itertools
 import sys
 from collections.abc import Hashable, Iterator, Sequence, Set
 
 import pytest
+
+from apq_tvm.tune.space import cover
 
 SEEDS = 2
 """So many seeds of a parameter ``seed``."""
@@ -86,29 +87,6 @@ def _for_all_cases(item: pytest.Item) -> bool:
     """Whether it is marked ``all_cases``, or has random decisions of a later seed."""
     values = getattr(getattr(item, "callspec", None), "params", {})
     return item.get_closest_marker("all_cases") is not None or values.get("seed", 0) >= SEEDS
-
-
-def cover(
-    cases: Sequence[Set[Hashable]], covered: Set[Hashable] = frozenset(), most: int = sys.maxsize
-) -> list[int]:
-    """Which few of the cases have all that any of them has, but for what is covered; `most` of them.
-
-    Taken one by one, of those that add most the first: no smallest cover, but near it. What a case
-    adds only shrinks, so it is counted again only when it would be the next.
-    """
-    missing = set[Hashable]().union(*cases) - covered
-    best = [(-len(case), i) for i, case in enumerate(cases)]
-    heapq.heapify(best)
-    taken: list[int] = []
-    while missing and len(taken) < most:
-        adds, i = heapq.heappop(best)
-        now = -len(missing & cases[i])
-        if now == adds:
-            taken.append(i)
-            missing -= cases[i]
-        else:
-            heapq.heappush(best, (now, i))
-    return taken
 
 
 def pairs(case: Set[Value]) -> frozenset[tuple[Value, ...]]:
