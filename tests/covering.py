@@ -6,8 +6,8 @@ many more that they have every pair of values: of two parameters the whole produ
 covering array. Tests of one short list, whose rows somebody chose, run whole, but for rows marked
 ``all_cases`` and for all but two of the seeds of random decisions. A test marked ``few(n)`` is one
 whose kernels `tests/conformance` runs too: `make test` takes the `n` cases that add most, and `make
-test-all` the cover of every value. Every pair may be left to one case: what would be skipped on every
-machine must be in no list.
+test-all` the cover of every value. Every pair may be left to one case: what would be skipped on
+every machine must be in no list.
 """
 
 from __future__ import annotations
