@@ -1,4 +1,4 @@
-"""What modules have in common, compiled once in a run: C, C++ for the simulated GPU, equal kernels.
+"""What modules have in common, made once in a run: objects of C, C++ and equal kernels, GPU images.
 
 Of C and C++ the same is the whole command, the source, every header and image beside it; their
 objects lie in a folder of both workers. Of kernels the functions, their names and the target.
