@@ -67,9 +67,7 @@ def plan(
     """
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers.guided import Guidance, quantize_guided
-    from apq_tvm.schedules.devices import find_profile, linear_kernels
-    from apq_tvm.schedules.recorded import Records
-    from apq_tvm.select import select
+    from apq_tvm.schedules.devices import find_profile
 
     progress = progress or Silent()
     stopwatch = stopwatch or _Stopwatch()
@@ -81,6 +79,29 @@ def plan(
         imported, scheme, tensor_types or {}, guidance or Guidance(), search, progress, kv
     )
     stopwatch.lap("quantize")
+    chosen = plan_quantized(quantized, profile, kv=kv, log=log, shipped_logs=shipped_logs)
+    stopwatch.lap("select")
+    return chosen
+
+
+def plan_quantized(
+    quantized: QuantizedModel,
+    profile: DeviceProfile,
+    *,
+    kv: str = "f32",
+    log: AnyPath | None = None,
+    shipped_logs: bool = True,
+) -> KernelPlan:
+    """Join nodes and select kernels: `plan`, with its parameters, of what is quantized already.
+
+    Returns
+    -------
+    KernelPlan
+    """
+    from apq_tvm.schedules.devices import linear_kernels
+    from apq_tvm.schedules.recorded import Records
+    from apq_tvm.select import select
+
     quantized = _joined(quantized, profile, kv)
     file = Path(log) if log is not None else None
     plans = [
@@ -90,7 +111,6 @@ def plan(
     chosen = plans[0]
     if profile.variants:
         chosen = KernelPlan(quantized, profile, chosen.choices, tuple(plans))
-    stopwatch.lap("select")
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""What modules have in common, compiled once in a run: C, C++ for the simulated GPU, equal kernels.
+"""What modules have in common, made once in a run: objects of C, C++ and equal kernels, GPU images.
 
 Of C and C++ the same is the whole command, the source, every header and image beside it; their
 objects lie in a folder of both workers. Of kernels the functions, their names and the target.
@@ -10,6 +10,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,17 @@ def _key(command: Sequence[str], source: Path, output: Path) -> str:
 def _stays(word: str, here: str) -> bool:
     """Not a folder of one module, which has headers for its own sources alone."""
     return not word.startswith("-I") or word == f"-I{here}" or word.startswith(f"-I{ROOT}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def images_once() -> Iterator[None]:
+    """Give NVRTC's image of the same text for the same architecture: many devices have one."""
+    from apq_tvm.codegen.cuda.nvrtc import Nvrtc
+
+    plain = Nvrtc.compile
+    Nvrtc.compile = cache(plain)  # type: ignore[method-assign]
+    yield
+    Nvrtc.compile = plain  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session", autouse=True)

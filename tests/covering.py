@@ -2,11 +2,12 @@
 
 A test of hundreds of cases is a product of a few lists. `make test` takes few cases that together
 have every value of every parameter, of a record every field; `make test-all` (``--all-cases``) so
-many that they have every pair of values: of two parameters the whole product, of more a covering
-array. Tests of one short list, whose rows somebody chose, run whole, but for rows marked
+many more that they have every pair of values: of two parameters the whole product, of more a
+covering array. Tests of one short list, whose rows somebody chose, run whole, but for rows marked
 ``all_cases`` and for all but two of the seeds of random decisions. A test marked ``few(n)`` is one
 whose kernels `tests/conformance` runs too: `make test` takes the `n` cases that add most, and `make
-test-all` the cover of every value.
+test-all` the cover of every value. Every pair may be left to one case: what would be skipped on
+every machine must be in no list.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence, Set
 
 import pytest
+
+from apq_tvm.tune.space import cover
 
 SEEDS = 2
 """So many seeds of a parameter ``seed``."""
@@ -51,23 +54,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _taken(items: Sequence[pytest.Item], every: bool) -> set[pytest.Item]:
-    """The cases of ``make test-all``, or of ``make test``."""
+    """The cases of ``make test``, or of ``make test-all``: these and others beside them."""
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if every or not _for_all_cases(item):
-            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     taken: set[pytest.Item] = set()
     for cases in tests.values():
-        few = cases[0].get_closest_marker("few")
-        most = few.args[0] if few and not every else sys.maxsize
-        single = len([*cases[0].iter_markers("parametrize")]) == 1
-        if len(cases) <= min(FEW if single else 1, most):
-            taken.update(cases)
-            continue
-        values = [*map(_values, cases)]
-        wanted = pairs(values) if every and not few else cover(values, most)
-        taken.update(itertools.compress(cases, wanted))
+        first = _chosen([case for case in cases if not _for_all_cases(case)])
+        taken |= first
+        if every:
+            taken |= _chosen(cases, every, first)
     return taken
+
+
+def _chosen(
+    cases: Sequence[pytest.Item], every: bool = False, first: Set[pytest.Item] = frozenset()
+) -> set[pytest.Item]:
+    """Of one test, beside the `first`, those that are needed to cover what all of them have."""
+    if not cases:
+        return set()
+    few = cases[0].get_closest_marker("few")
+    most = few.args[0] if few and not every else sys.maxsize
+    single = len([*cases[0].iter_markers("parametrize")]) == 1
+    if len(cases) <= min(FEW if single else 1, most):
+        return set(cases)
+    values = [*map(_values, cases)]
+    has = [*map(pairs, values)] if every and not few else values
+    covered = frozenset[Hashable]().union(*itertools.compress(has, [c in first for c in cases]))
+    return {cases[i] for i in cover(has, covered, most)}
 
 
 def _for_all_cases(item: pytest.Item) -> bool:
@@ -76,29 +90,9 @@ def _for_all_cases(item: pytest.Item) -> bool:
     return item.get_closest_marker("all_cases") is not None or values.get("seed", 0) >= SEEDS
 
 
-def cover(cases: Sequence[frozenset[Value]], most: int = sys.maxsize) -> list[bool]:
-    """Which few of the cases have every value that any of them has; `most` of them.
-
-    Taken one by one, of those that add most the first: no smallest cover, but near it.
-    """
-    taken = [False] * len(cases)
-    missing = frozenset().union(*cases)
-    while missing and sum(taken) < most:
-        best = max(range(len(cases)), key=lambda i: len(missing & cases[i]))
-        taken[best] = True
-        missing -= cases[best]
-    return taken
-
-
-def pairs(cases: Sequence[frozenset[Value]]) -> list[bool]:
-    """Which cases have a pair of values that none before them has."""
-    seen: set[tuple[Value, ...]] = set()
-    taken = []
-    for case in cases:
-        new = {*itertools.combinations(sorted(case, key=repr), min(2, len(case)))} - seen
-        taken.append(bool(new))
-        seen |= new
-    return taken
+def pairs(case: Set[Value]) -> frozenset[tuple[Value, ...]]:
+    """Every pair of its values; of a single one that."""
+    return frozenset(itertools.combinations(sorted(case, key=repr), min(2, len(case))))
 
 
 def _values(item: pytest.Item) -> frozenset[Value]:

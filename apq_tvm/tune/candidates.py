@@ -161,7 +161,8 @@ class Workshop(Builder):
     def __init__(self, task: Task, folder: Path, threads: int) -> None:
         super().__init__(task.profile, folder, threads)
         self.task = task
-        self._first: dict[str, tuple[tuple[int, ...], tuple[Built, ...]]] = {}
+        self._written: dict[str, tuple[int, ...]] = {}
+        self._before: dict[str, Built] = {}
         self._sets = self.activations()
         self._x = self._add(INPUT, *(s.x for s in self._sets))
         arrays = packed_arrays(task)
@@ -278,18 +279,20 @@ class Workshop(Builder):
 
     def _outputs(self, preparation: Any) -> tuple[int, ...]:
         """Operands that a preparation writes."""
-        if preparation.key not in self._first:
+        if preparation.key not in self._written:
             made = self._arrays(preparation)
-            self._first[preparation.key] = tuple(self._add(SCRATCH, array) for array in made), ()
-        return self._first[preparation.key][0]
+            self._written[preparation.key] = tuple(self._add(SCRATCH, array) for array in made)
+        return self._written[preparation.key]
 
     def _arrays(self, preparation: Preparation) -> list[Array]:
         """Zeroed arrays for what a preparation writes."""
         return outputs(preparation.func, 1 + len(preparation.weights), self.task.m)
 
     def _default_preparation(self, preparation: Any) -> Built:
-        func = self.task.prepared(preparation, Defaults())[0]
-        return self._object(Point(preparation.key, ()), func)
+        if preparation.key not in self._before:
+            func = self.task.prepared(preparation, Defaults())[0]
+            self._before[preparation.key] = self._object(Point(preparation.key, ()), func)
+        return self._before[preparation.key]
 
     def _default_kernel(self) -> Built:
         task = self.task

@@ -7,9 +7,11 @@ time with the last answer that has another one changed.
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -169,18 +171,50 @@ def _drawn(asks: Mapping[str, Callable[[Decide], Any]], most: int) -> list[Point
     return list(found)
 
 
-def covering(points: Sequence[Point], seed: int = 0) -> list[Point]:
-    """Few points that have every answer of every decision of every kernel."""
-    order = list(points)
-    random.Random(seed).shuffle(order)
-    chosen: list[Point] = []
-    seen = set[tuple[str, str, Any]]()
-    for point in (points[0], *order):
-        answers = {(point.kernel, name, value) for name, value in point.decisions}
-        if not answers <= seen or not chosen:
-            chosen.append(point)
-            seen |= answers
-    return chosen
+def covering(points: Sequence[Point]) -> list[Point]:
+    """Few points that have every answer of every decision of every kernel, the default first."""
+    order = list(points[1:])
+    random.Random(0).shuffle(order)
+    default, *answers = (
+        {(point.kernel, name, value) for name, value in point.decisions}
+        for point in (points[0], *order)
+    )
+    return [points[0], *(order[i] for i in cover(answers, default))]
+
+
+def cover(
+    cases: Sequence[Set[Hashable]], covered: Set[Hashable] = frozenset(), most: int = sys.maxsize
+) -> list[int]:
+    """Which few of the cases have all that any of them has, but for what is covered.
+
+    Taken one by one, of those that add most the first: no smallest cover, but near it. What a case
+    adds only shrinks, so it is counted again only when it would be the next.
+
+    Parameters
+    ----------
+    cases : sequence of set
+    covered : set
+    most : int
+        So many of them.
+
+    Returns
+    -------
+    list of int
+        In the order in which they were taken.
+    """
+    missing = set[Hashable]().union(*cases) - covered
+    best = [(-len(case), i) for i, case in enumerate(cases)]
+    heapq.heapify(best)
+    taken: list[int] = []
+    while missing and len(taken) < most:
+        adds, i = heapq.heappop(best)
+        now = -len(missing & cases[i])
+        if now == adds:
+            taken.append(i)
+            missing -= cases[i]
+        else:
+            heapq.heappush(best, (now, i))
+    return taken
 
 
 class Features:

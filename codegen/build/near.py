@@ -32,7 +32,7 @@ def keep_near(func: Any) -> Any:
     -------
     tvm.tirx.PrimFunc
     """
-    if not any(LEFT <= _bytes(a.buffer) <= MOST for a in collect(func.body, tirx.AllocBuffer)):
+    if not any(_fits(alloc.buffer) for alloc in collect(func.body, tirx.AllocBuffer)):
         return func
     loads = [(use.source, use.indices) for use in collect(func.body, ir.TensorLoad)]
     stores = [(use.buffer, use.indices) for use in collect(func.body, tirx.BufferStore)]
@@ -40,13 +40,17 @@ def keep_near(func: Any) -> Any:
 
     def kept(alloc: Any) -> Any:
         buffer = alloc.buffer
-        if not LEFT <= _bytes(buffer) <= MOST or any(buffer.same_as(b) for b in wandering):
+        if not _fits(buffer) or any(buffer.same_as(b) for b in wandering):
             return alloc
         return tirx.AllocBuffer(
             buffer, {**dict(alloc.annotations), "disable_lower_builtin": tirx.const(True, "bool")}
         )
 
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.AllocBuffer, kept)))
+
+
+def _fits(buffer: Any) -> bool:
+    return LEFT <= _bytes(buffer) <= MOST
 
 
 def _is_constant(index: Any) -> bool:

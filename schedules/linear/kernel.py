@@ -248,7 +248,7 @@ class LinearKernel:
     run: int = 0
     m_named: int = 0
 
-    @property
+    @cached_property
     def name(self) -> str:
         """``{kind}_{weights}A{act bits}_{instruction}_r{lanes}[k{run}][m{M tile}]``.
 

@@ -37,8 +37,8 @@ from tests.golden.cases import schemes
 Array = Any
 Run = Callable[..., None]
 
-TARGETS = ("host", "x86-64-v3", "graviton3", "graviton2", "cortex-a72")
-"""A kernel is run for the first of them that has its instruction."""
+TARGETS = ("host", "x86-64-v3", "graviton3", "graviton2", "cortex-a72", "cortex-a55")
+"""A kernel is run for the first of them that has its instruction and does not decline it."""
 
 SHAPES = ((51, 160), (51, 512))
 """N and K: the first that a kernel takes."""
@@ -54,23 +54,34 @@ def quantized(scheme: Scheme, n: int, k: int) -> tuple[QuantizedTensor, Details]
     return tensor, details(tensor)
 
 
-def first_choice(kernel: LinearKernel, profile: DeviceProfile) -> Choice:
+def first_choice(kernel: LinearKernel, target: str) -> Choice:
     """A layer that the kernel is for, of the first scheme and shape that it takes."""
     reasons = []
-    for scheme in schemes():
-        if not kernel.is_for(LinearSpec(*SHAPES[0], scheme)):
-            continue
-        for n, k in SHAPES:
-            sizes = quantized(scheme, n, k)[1] if scheme else ()
-            spec = LinearSpec(n, k, scheme, True, "silu", True, sizes)
-            try:
-                kernel.check(spec, profile)
-            except NotApplicable as reason:
-                reasons.append(f"{scheme}: {reason}")
+    for profile in profiles(kernel, target):
+        for scheme in schemes():
+            if not kernel.is_for(LinearSpec(*SHAPES[0], scheme)):
                 continue
-            return kernel.choose(spec, profile, Defaults())
+            for n, k in SHAPES:
+                sizes = quantized(scheme, n, k)[1] if scheme else ()
+                spec = LinearSpec(n, k, scheme, True, "silu", True, sizes)
+                try:
+                    kernel.check(spec, profile)
+                except NotApplicable as reason:
+                    reasons.append(f"{profile.name}: {scheme}: {reason}")
+                    continue
+                return kernel.choose(spec, profile, Defaults())
     assert reasons, f"{kernel.name}: no scheme is of its family, bits and width"
-    pytest.skip(f"{profile.name}: {reasons[0]}")
+    pytest.skip(reasons[0])
+
+
+def profiles(kernel: LinearKernel, target: str) -> Iterator[DeviceProfile]:
+    """The target and those after it that have the kernel, also with weights as it wants them."""
+    for name in TARGETS[TARGETS.index(target) :] if target in TARGETS else (target,):
+        profile = find_profile(name)
+        if kernel in linear_kernels(profile) and not kernel.instruction.lacks(profile.features):
+            yield profile
+            if kernel.run:
+                yield find_profile(name, layout=f"{kernel.instruction.lanes}x{kernel.run}")
 
 
 def runner(profile: DeviceProfile, folder: Path) -> Callable[[Any], Run]:
@@ -110,9 +121,9 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("target", "kernel"), list(cases()))
 def test_kernel_means_its_format(target: str, kernel: LinearKernel, tmp_path: Path) -> None:
-    profile = find_profile(target)
+    choice = first_choice(kernel, target)
+    profile = choice.profile
     run = runner(profile, tmp_path)
-    choice = first_choice(kernel, profile)
     spec, scheme = choice.spec, choice.spec.scheme
     rng = np.random.default_rng(1)
     layout = kernel.layout(spec, profile)

@@ -15,7 +15,10 @@ from apq_tvm.codegen.cuda.simulator import Simulator
 from apq_tvm.codegen.cuda.split import DeviceCode
 from apq_tvm.errors import BuildError, UnsupportedModel
 from apq_tvm.module import load_module
+from apq_tvm.onnx_import import import_onnx
+from apq_tvm.quantizers.guided import Guidance, quantize_guided
 from apq_tvm.schedules.devices import PROFILES, find_profile
+from apq_tvm.types import QuantizedModel
 from tests.onnx_models import build, rand, save, session_of
 from tests.small_llama import inputs, small_llama
 
@@ -80,6 +83,11 @@ OLDEST_NEWEST = ("rtx-2080", "rtx-5090", "jetson-agx-orin")
 """Their code differs most: 7.5 has other products, 12.0 other limits, 8.7 its own compiler."""
 
 
+@pytest.fixture(scope="module")
+def quantized_demo(demo_onnx: Path) -> QuantizedModel:
+    return quantize_guided(import_onnx(demo_onnx), "W4A8g32", {}, Guidance(), search=False)
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(
     "target",
@@ -88,11 +96,15 @@ OLDEST_NEWEST = ("rtx-2080", "rtx-5090", "jetson-agx-orin")
         *(pytest.param(g, marks=pytest.mark.all_cases) for g in GPUS if g not in OLDEST_NEWEST),
     ],
 )
-def test_demo_model_compiles_small(demo_onnx: Path, target: str, tmp_path: Path) -> None:
+def test_demo_model_compiles_small(
+    quantized_demo: QuantizedModel, target: str, tmp_path: Path
+) -> None:
     """Images by NVRTC or nvcc, where this machine has the one that the target wants."""
+    profile = find_profile(target)
     try:
-        find_compiler(find_profile(target).gpu)
-        module = pipeline.compile(demo_onnx, tmp_path / "demo", target=target, search=False)
+        images = find_compiler(profile.gpu)
+        plan = pipeline.plan_quantized(quantized_demo, profile)
+        module = pipeline.build(plan, tmp_path / "demo", images=images)
     except BuildError as error:
         if "pip install" in str(error) or "apt-get install" in str(error):
             pytest.skip(str(error))

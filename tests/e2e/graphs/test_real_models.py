@@ -20,13 +20,14 @@ import numpy as np
 import pytest
 import torch
 
-import apq_tvm
+from apq_tvm import pipeline
 from apq_tvm.evaluation.simulate import Simulation
 from apq_tvm.formats import FAMILIES, parse_scheme
 from apq_tvm.module import load_module
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.quantizers.guided import Guidance, quantize_guided
-from apq_tvm.types import QuantizedModel
+from apq_tvm.schedules.devices import find_profile
+from apq_tvm.types import ImportedModel, QuantizedModel
 from tests.simulated import limit, relative
 
 GROUPED, WHOLE = 0.005, 0.025
@@ -46,20 +47,24 @@ MODELS: dict[str, Callable[[Path], Path]] = {"l3": lambda _: demo_model.find(), 
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ImportedModel:
     try:
-        return MODELS[request.param](tmp_path_factory.mktemp("real"))
+        return import_onnx(MODELS[request.param](tmp_path_factory.mktemp("real")))
     except FileNotFoundError as error:
         pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_module_computes_what_is_simulated(scheme: str, model: Path, tmp_path: Path) -> None:
+def test_the_module_computes_what_is_simulated(
+    scheme: str, model: ImportedModel, tmp_path: Path
+) -> None:
     ids = np.random.default_rng(0).integers(1000, 30000, (2, 24))
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     feeds["attention_mask"][1, 9:] = 0
-    quantized = quantize_guided(import_onnx(model), scheme, {}, Guidance(), search=False)
-    apq_tvm.compile(model, tmp_path / "m", scheme=scheme, search=False)
+    quantized = quantize_guided(model, scheme, {}, Guidance(), search=False)
+    pipeline.build(pipeline.plan_quantized(quantized, find_profile("host")), tmp_path / "m")
     parsed = parse_scheme(scheme)
     assert parsed is not None
     plain = WHOLE if parsed.act_group == -1 else GROUPED
