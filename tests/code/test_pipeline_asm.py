@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.devices import find_profile, linear_kernels
 
+DEBUGGER = re.compile(r"^\s*\.Ltmp\d+:|^\s*\.loc\s|DEBUG_VALUE")
+"""Lines for a debugger alone, to which a slot is a variable; no package has them."""
+
 
 def assemblies(target: str, name: str, activation: str) -> tuple[str, str]:
     """Of a kernel, by our passes and by TVM's."""
@@ -24,7 +28,8 @@ def assemblies(target: str, name: str, activation: str) -> tuple[str, str]:
     mod, llvm = tvm.IRModule({"main": func}), tvm.target.Target(dict(profile.target))
 
     def text(module: Any) -> str:
-        return str(module.inspect_source("asm"))
+        code, _, _ = str(module.inspect_source("asm")).partition("\t.section\t.debug_")
+        return "".join(line for line in code.splitlines(True) if not DEBUGGER.search(line))
 
     return text(build(mod, llvm)), text(tirx.build(mod, target=llvm))
 

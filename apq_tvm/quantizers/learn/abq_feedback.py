@@ -23,7 +23,7 @@ from apq_tvm.quantizers.inputs.scaling import (
     smooth_scale,
     smooth_size,
 )
-from apq_tvm.quantizers.learn.abq_start import ALPHAS, inside
+from apq_tvm.quantizers.learn.abq_start import ALPHAS, inside, of_least_loss
 from apq_tvm.quantizers.learn.block_feedback import feed_back
 from apq_tvm.quantizers.learn.block_training import Lesson, layers_of
 from apq_tvm.quantizers.learn.blocks import Block
@@ -61,16 +61,15 @@ def fed_start(
         See `feed_back`; also of formats that ``abq`` does not learn.
     """
     folds = inside(run, block, folds)
-    best: Lesson | None = None
-    least, chosen = float("inf"), 0.0
-    for alpha in ALPHAS if folds else (0.0,):
+
+    def start(alpha: float) -> Lesson:
         scaled = _scaled(run, block, folds if alpha else (), alpha)
         names = {node.name: node for node in scaled.model.nodes}
         own = replace(block, nodes=tuple(names[node.name] for node in block.nodes))
         graph = TorchGraph(scaled.model)
         empty = lesson(graph, own, {})
         if not scaled.quantized.layers:
-            return empty, 0.0
+            return empty
         fed = feed_back(scaled, graph, own, empty.streams, empty.tables)
         folded = {
             (fold.source, index): scaled.model.weights[names[fold.source].inputs[index]]
@@ -78,12 +77,9 @@ def fed_start(
             if alpha and names[fold.source].op != "apq.Linear"
             for index in fold.divided
         }
-        tried = replace(empty, layers=layers_of(scaled, own, fed), folded=folded)
-        loss = tried.judge(range(len(run.calls)))
-        if best is None or loss < least:
-            best, least, chosen = tried, loss, alpha
-    assert best is not None
-    return best, chosen
+        return replace(empty, layers=layers_of(scaled, own, fed), folded=folded)
+
+    return of_least_loss(run, ALPHAS if folds else ALPHAS[:1], start)
 
 
 def _scaled(run: Run, block: Block, folds: Sequence[Fold], alpha: float) -> Run:

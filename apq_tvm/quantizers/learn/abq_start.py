@@ -69,18 +69,29 @@ def best_start(
         The exponent; 0 where no input of the block can be scaled.
     """
     folds = inside(run, block, folds)
-    best: Lesson | None = None
-    least, chosen = float("inf"), 0.0
-    for alpha in ALPHAS if folds else ALPHAS[:1]:
+
+    def start(alpha: float) -> Lesson:
         balance, fed = _scaled(run, block, folds, alpha)
-        tried = lesson(layers_of(run, block, fed, balance, compensated))
-        if not tried.layers:
-            return tried, 0.0
-        loss = tried.judge(range(len(run.calls)))
-        if best is None or loss < least:
-            best, least, chosen = tried, loss, alpha
-    assert best is not None
-    return best, chosen
+        return lesson(layers_of(run, block, fed, balance, compensated))
+
+    return of_least_loss(run, ALPHAS if folds else ALPHAS[:1], start)
+
+
+def of_least_loss(
+    run: Run, alphas: Sequence[float], start: Callable[[float], Lesson]
+) -> tuple[Lesson, float]:
+    """What `start` makes of an exponent, and which: of least loss over all calls of a run.
+
+    Where it makes no layers there is nothing to choose, and the exponent is 0.
+    """
+    tries = []
+    for alpha in alphas:
+        lesson = start(alpha)
+        if not lesson.layers:
+            return lesson, 0.0
+        tries.append((lesson.judge(range(len(run.calls))), alpha, lesson))
+    _, alpha, lesson = min(tries, key=lambda tried: tried[0])
+    return lesson, alpha
 
 
 def inside(run: Run, block: Block, folds: Sequence[Fold]) -> list[Fold]:
