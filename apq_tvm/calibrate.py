@@ -52,33 +52,26 @@ def calibrate(
 
     Parameters
     ----------
-    model : str or path
-        The ONNX file.
-    inputs : str or path
-        npz of arrays by input name, batch first (`apq_tvm.evaluate.read_inputs`).
+    model, inputs : str or path
+        ONNX file; npz of arrays by input name, batch first (`apq_tvm.evaluate.read_inputs`).
     output : str or path
         The safetensors file to write. An unfinished run leaves ``<output>.partial`` beside it, from
         which the same command goes on.
     nsamples : int, optional
         Batch entries to use; `NSAMPLES`, or all there are, if not said.
-    hessian : bool
-        Keep E[x xᵀ], which error feedback needs.
-    fisher : bool
-        Keep Fisher information of the next-token loss too.
+    hessian, fisher : bool
+        Keep E[x xᵀ], which error feedback needs; Fisher information of the next-token loss.
     weigh : bool
         Weigh rows of input by how much the model's result depends on them; takes gradients.
     rows : int
         Batch entries per call of the model.
-    force : bool
-        Replace an existing output.
-    reuse : bool
-        Take an existing output of the same model, inputs and options for the result.
-    dims : mapping of str to int or (int, int), optional
-        As `apq_tvm.compile` takes it.
-    kv : str
-        Caches of the sessions to come: of ``"i8"`` queries and keys are balanced where that lowers
-        the error of scores (`apq_tvm.evaluation.cache_balance`).
-    progress : Progress, optional
+    force, reuse : bool
+        Replace an existing output, or take one of the same model, inputs and options for it.
+    kv : {"f32", "f16", "i8"}
+        Of a session's caches; for int8 queries and keys are balanced where that lowers the error of
+        scores (`apq_tvm.evaluation.cache_balance`).
+    dims, progress
+        As `apq_tvm.compile` takes them.
 
     Returns
     -------
@@ -100,15 +93,14 @@ def calibrate(
     started, output = time.perf_counter(), Path(output)
     check_output(output, force or reuse)
     require("torch")
-    progress = progress or Silent()
-    with progress.stage("import"):
+    with (progress := progress or Silent()).stage("import"):
         imported = import_onnx(model, dims)
     rows = 1 if fisher else rows  # squares of gradients are summed over sequences, one by one
     calls, count = read_calls(imported, inputs, nsamples, rows)
     digest = hashlib.sha256(Path(inputs).read_bytes()).hexdigest()
     run = {"sha256": imported.sha256, "inputs": digest, "samples": count, "rows": rows}
     run |= {"hessian": hessian, "fisher": fisher, "weigh": weigh}
-    run |= {} if kv == "f32" else {"kv": kv}
+    run |= {"kv": kv} if kv != "f32" else {}
     if reuse and output.exists():
         known = load(output, imported)
         if known.notes.get("run") == json.dumps(run):
@@ -117,8 +109,7 @@ def calibrate(
     state, resumed = _collect(imported, calls, partial, run, progress)
     extra, caches = _caches(imported, calls, kv, progress)
     notes = {"run": json.dumps(run), DATA: os.path.relpath(inputs, output.parent), **caches}
-    file = CalibrationFile(finish(imported, state), extra, notes)
-    save(output, file)
+    save(output, file := CalibrationFile(finish(imported, state), extra, notes))
     partial.unlink(missing_ok=True)
     return _report(output, file, started, resumed)
 

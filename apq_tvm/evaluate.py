@@ -137,10 +137,8 @@ def evaluate_scheme(
         File of ``apq-tvm calibrate``.
     sequential : bool or None
         As of `apq_tvm.Guidance`.
-    tensor_types : mapping of str to str, optional
-        As `apq_tvm.compile` takes it.
-    dims : mapping of str to int or (int, int), optional
-        As `apq_tvm.compile` takes it.
+    tensor_types, dims
+        As `apq_tvm.compile` takes them.
     codes : str or path, optional
         As of `apq_tvm.Guidance`; the float model is then what the codes mean.
     layers : bool
@@ -182,8 +180,4 @@ def evaluate_scheme(
         keep=False,
         progress=progress,
     ) as evaluator:
-        return {
-            "model": str(model),
-            "inputs": str(inputs),
-            **evaluator.evaluate(scheme, method),
-        }
+        return {"model": str(model), "inputs": str(inputs), **evaluator.evaluate(scheme, method)}

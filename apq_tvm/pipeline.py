@@ -156,10 +156,8 @@ def compile(
 
     Parameters
     ----------
-    model : str or path
-        The ONNX file.
-    output : str or path
-        The folder to write; its last part is the package's name, so it must be an identifier.
+    model, output : str or path
+        The ONNX file; the folder to write, whose last part is the package's name: an identifier.
     target : str
         A device of ``apq-tvm targets``.
     scheme : str or Scheme
@@ -168,30 +166,25 @@ def compile(
         Regular expression on layer or weight names → scheme, or ``"float"``; the last match wins.
     dims : mapping of str to int or (int, int)
         Sizes of symbolic dimensions, or the least and greatest they may have, by ONNX name.
-    force : bool
-        Replace an existing output. The old one stays intact until the new one is complete.
-    search : bool
-        Search scales for least error; False rounds from the maximum.
+    force, search : bool
+        Replace an existing output, which stays intact until the new one is complete; search scales
+        for least error, not round from the maximum.
     guidance : Guidance, optional
-        `apq_tvm.Guidance`: a calibration file, how codes are chosen by it, a budget of bits per
-        weight to meet.
+        A calibration file, how codes are chosen by it, a budget of bits per weight to meet.
     triple : str
         System to compile for, ``"aarch64-linux-android24"`` or ``"x86_64-linux-musl"``, by default
         GNU/Linux; the C compiler must have its C library.
     layout : str
         Of integer weights on 64-bit Arm, such as ``"4x8"`` (`apq_tvm.schedules.arm.layouts`).
-    kv : str
-        Type of the keys and values that attention of a decoder reads: ``"f32"``, ``"f16"``, or
-        ``"i8"`` with one scale for each head and token.
+    kv : {"f32", "f16", "i8"}
+        Keys and values that a decoder's attention reads; int8 with a scale per head and token.
     cc, sysroot : str
         C compiler for `target`, where the one found by itself will not do, and the folder of the
         target's headers and libraries (`apq_tvm.codegen.build.toolchain`).
     images : ImageCompiler, optional
         Compiler of a GPU's code, by default NVRTC or nvcc (`apq_tvm.codegen.cuda.compilers`).
-    log : str or path, optional
-        Records of the tuner, which hold before those shipped for the device.
-    shipped_logs : bool
-        Use those at all.
+    log, shipped_logs : str or path, optional, and bool
+        Records of the tuner, which hold before those shipped for the device; whether those do.
     progress : Progress, optional
 
     Returns

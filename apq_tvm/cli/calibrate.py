@@ -69,6 +69,17 @@ Caches = Annotated[
 Rows = Annotated[int, typer.Option(min=1, help="Batch entries per call, and per step of --learn.")]
 
 
+def _check_learning(learn: str | None, scheme: str | None, known: Path | None, kv: str) -> None:
+    if (learn is None) != (scheme is None):
+        raise typer.BadParameter("--learn and --scheme go together", param_hint="--learn")
+    if known is not None and learn is None:
+        raise typer.BadParameter("--statistics goes with --learn", param_hint="--statistics")
+    if known is not None and kv != "f32":
+        raise typer.BadParameter(
+            "the file of --statistics says what is balanced", param_hint="--kv"
+        )
+
+
 @reports_errors
 def calibrate_command(
     model: Model,
@@ -99,14 +110,7 @@ def calibrate_command(
     from apq_tvm.extras import require
     from apq_tvm.learn import learn_codes
 
-    if (learn is None) != (scheme is None):
-        raise typer.BadParameter("--learn and --scheme go together", param_hint="--learn")
-    if known is not None and learn is None:
-        raise typer.BadParameter("--statistics goes with --learn", param_hint="--statistics")
-    if known is not None and kv != "f32":
-        raise typer.BadParameter(
-            "the file of --statistics says what is balanced", param_hint="--kv"
-        )
+    _check_learning(learn, scheme, known, kv)
     dims = parse_dims(dim or [])
     check_output(output, force)
     require("torch")

@@ -147,27 +147,18 @@ def compile_command(
     guidance = Guidance(
         calibration, method, target_bpw, tuple(candidate or ()), codebooks, codes, sequential
     )
+    planned: dict[str, Any] = {
+        **{"target": target, "scheme": scheme, "tensor_types": types, "dims": dims},
+        **{"search": search, "guidance": guidance, "kv": kv},
+        **{"triple": triple or "", "layout": layout or ""},
+        **{"log": log, "shipped_logs": not no_log, "progress": Bars()},
+    }
     if dry_run:
         if inputs is not None:
             raise typer.BadParameter(
                 "measures a module, and --dry-run makes none", param_hint="--inputs"
             )
-        plan = pipeline.plan(
-            model,
-            target=target,
-            scheme=scheme,
-            tensor_types=types,
-            dims=dims,
-            search=search,
-            guidance=guidance,
-            triple=triple or "",
-            layout=layout or "",
-            kv=kv,
-            log=log,
-            shipped_logs=not no_log,
-            progress=Bars(),
-        )
-        _report_plan(plan, json, codes)
+        _report_plan(pipeline.plan(model, **planned), json, codes)
         return
     if output is None:
         raise typer.BadParameter("say where to write", param_hint="--output")
@@ -175,23 +166,7 @@ def compile_command(
         check_measurable(inputs, target, triple or "")
     started = time.perf_counter()
     result = pipeline.compile(
-        model,
-        output,
-        target=target,
-        scheme=scheme,
-        tensor_types=types,
-        dims=dims,
-        force=force,
-        search=search,
-        guidance=guidance,
-        triple=triple or "",
-        layout=layout or "",
-        kv=kv,
-        cc=cc or "",
-        sysroot=sysroot or "",
-        log=log,
-        shipped_logs=not no_log,
-        progress=Bars(),
+        model, output, force=force, cc=cc or "", sysroot=sysroot or "", **planned
     )
     if verbose:
         _say_timings(result.manifest["timings"])

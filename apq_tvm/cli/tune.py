@@ -92,6 +92,24 @@ def _line(finding: Finding) -> str:
     return f"{head}, {'as before: ' if finding.resumed else ''}default ({finding.why})"
 
 
+def _findings(session: Any, device: str, static: bool) -> Any:
+    """What the tuner finds, with its progress shown."""
+    from apq_tvm.tune.api import devices_of
+    from apq_tvm.tune.static.session import tune_static
+
+    if static and device != "local":
+        raise BadInput("--static times nothing: leave --device out")
+    devices = [] if static else devices_of(device, session.profile)
+    if not static:
+        session.check(devices)
+    live = Live(session.planned)
+    say(f"records go to {session.settings.log}")
+    with live.bars:
+        if static:
+            return tune_static(session.planned, session.profile, session.settings, live)
+        return session.run(live, devices)
+
+
 @reports_errors
 def tune_command(
     model: ModelOption = None,
@@ -144,7 +162,7 @@ def tune_command(
 
     compile uses the records. Ctrl-C keeps everything; starting again goes on.
     """
-    from apq_tvm.tune.api import Request, devices_of, prepare
+    from apq_tvm.tune.api import Request, prepare
     from apq_tvm.tune.budget import seconds_of
 
     if html is not None:
@@ -160,20 +178,7 @@ def tune_command(
     if dry_run:
         _print_plan(session.planned, seconds_of(session.planned, minutes), json)
         return
-    if static and device != "local":
-        raise BadInput("--static times nothing: leave --device out")
-    devices = [] if static else devices_of(device, session.profile)
-    if not static:
-        session.check(devices)
-    live = Live(session.planned)
-    say(f"records go to {session.settings.log}")
-    with live.bars:
-        if static:
-            from apq_tvm.tune.static.session import tune_static
-
-            findings = tune_static(session.planned, session.profile, session.settings, live)
-        else:
-            findings = session.run(live, devices)
+    findings = _findings(session, device, static)
     if html is not None:
         from apq_tvm.tune.page import write_page
 

@@ -307,6 +307,16 @@ def test_public_definitions_have_docstrings() -> None:
     assert not wrong, "without a docstring: " + ", ".join(wrong)
 
 
+def test_no_function_is_longer_than_a_page() -> None:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    wrong = []
+    for name, path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, functions) and (node.end_lineno or 0) - node.lineno >= 80:
+                wrong.append(f"{name}.{node.name}")
+    assert not wrong, "longer than 80 lines: " + ", ".join(wrong)
+
+
 @pytest.mark.parametrize("name", ["apq_tvm.errors"])
 def test_error_tree_is_drawn_completely(name: str) -> None:
     module = importlib.import_module(name)

@@ -144,14 +144,20 @@ def prepare(
             folder / "on_gpu",
             ignore=lambda _, names: [name for name in names if not name.endswith(".py")],
         )
-        total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        if total > MOST_BYTES:
-            raise OutputFailed(
-                f"the bundle would be {total} bytes, more than {MOST_BYTES}; "
-                "name fewer shapes or schemes"
-            )
+        total = _size(folder)
     shown = [{"shape": layer["shape"], **case} for layer in layers for case in layer["cases"]]
     return {"path": str(output), "bytes": total, "target": profile.name, "cases": shown}
+
+
+def _size(folder: Path) -> int:
+    """Bytes of a bundle; too many are refused."""
+    total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if total > MOST_BYTES:
+        raise OutputFailed(
+            f"the bundle would be {total} bytes, more than {MOST_BYTES}; "
+            "name fewer shapes or schemes"
+        )
+    return total
 
 
 class _Writer:

@@ -44,7 +44,7 @@ def bench_profile(
     batch, seq : int
         Sizes of symbolic dimensions by their names (`apq_tvm.bench.model.resolve_dims`).
     dims : mapping of str to int, optional
-        Sizes of other symbolic dimensions.
+        Sizes of others.
     inputs : str or path, optional
         npz of inputs instead of made-up ones; the first call in it is run.
     threads : int, optional
@@ -97,12 +97,9 @@ def bench_profile(
         "module": str(folder),
         "target": manifest["target"],
         "dims": sizes or {name: list(array.shape) for name, array in call.items()},
-        "threads": count,
-        "bits": bits,
-        "cold": cold,
+        **{"threads": count, "bits": bits, "cold": cold},
         **summary(rows, runs),
-        "limits": vars(limits) if limits else None,
-        "why_no_limits": why_not,
+        **{"limits": vars(limits) if limits else None, "why_no_limits": why_not},
         "levels": [described(level) for level in levels if limits],
     }
 

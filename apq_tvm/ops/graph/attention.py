@@ -9,7 +9,7 @@ cache it grows at its end. A function here says what is computed of what; how, i
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -137,12 +137,8 @@ def attention(
     logical = [q[p] for p in order]
     spread = [values[p] for p in order_values]
     coded = dtype == "int8"
-    if coded != (len(scales) == 2):
-        raise NotApplicable(f"keys of {dtype} with {len(scales)} scales")
+    _check_scales(keys, scales, dtype)
     group, width = _group(logical, keys, spread, FOURS if coded else 1), spread[-1]
-    for shape in scales:
-        if tuple(shape[1:]) != (*keys[1:3], PACK):
-            raise NotApplicable(f"scales {tuple(shape)} and keys {tuple(keys)} do not match")
     result = [*logical[:-1], width]
     if order_out[-1] != len(result) - 1 or order_values[-1] != len(values) - 1:
         raise NotApplicable("columns of values are not the last axis of values and result")
@@ -150,24 +146,38 @@ def attention(
         _check_mask((*logical[:-1], spread[0]), mask)
     orders = (tuple(order), tuple(order_out), tuple(order_values))
     spec = Attended(*orders, group, scale, softcap, zero_masked, mask is not None, sink, coded)
+    operands = {"q": (q, "float32"), "keys": (keys, dtype), "values": (values, dtype)}
+    for name, shape in zip(("key_scales", "value_scales"), scales, strict=False):
+        operands[name] = (shape, "float32")
+    if mask is not None:
+        operands["mask"] = (mask, "float32")
+    if sink:
+        operands["sink"] = ((int(keys[2]) * group,), "float32")
+    operands["y"] = ([result[p] for p in order_out], "float32")
+    return _declared(operands, spec, _work(int(logical[-1]), width, order_values))
+
+
+def _declared(
+    operands: Mapping[str, tuple[Sequence[Dim], str]], spec: Attended, work: Mapping[str, Any]
+) -> PrimFunc:
     symbols = Symbols()
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         b.func_name("attention")
-        argument("q", symbols.shape(q), "float32")
-        argument("keys", symbols.shape(keys), dtype)
-        argument("values", symbols.shape(values), dtype)
-        for name, shape in zip(("key_scales", "value_scales"), scales, strict=False):
-            argument(name, symbols.shape(shape), "float32")
-        if mask is not None:
-            argument("mask", symbols.shape(mask), "float32")
-        if sink:
-            argument("sink", symbols.shape((int(keys[2]) * group,)), "float32")
-        argument("y", symbols.shape([result[p] for p in order_out]), "float32")
+        for name, (shape, dtype) in operands.items():
+            argument(name, symbols.shape(shape), dtype)
         b.func_attr({"apq.op": "attention", "op_pattern": 8, "tirx.noalias": True})
         b.func_attr({"apq.attention": json.dumps(spec.told())})
-        b.func_attr(_work(int(logical[-1]), width, order_values))
+        b.func_attr(dict(work))
         b.evaluate(i32(0))
     return builder.get()
+
+
+def _check_scales(keys: Sequence[Dim], scales: Sequence[Sequence[Dim]], dtype: str) -> None:
+    if (dtype == "int8") != (len(scales) == 2):
+        raise NotApplicable(f"keys of {dtype} with {len(scales)} scales")
+    for shape in scales:
+        if tuple(shape[1:]) != (*keys[1:3], PACK):
+            raise NotApplicable(f"scales {tuple(shape)} and keys {tuple(keys)} do not match")
 
 
 def _work(size: int, width: Dim, order_values: Sequence[int]) -> dict[str, Any]:
