@@ -55,7 +55,7 @@ def gpu(
     """
     from apq_tvm.bench.gpu.bundle import prepare as prepare_bundle
     from apq_tvm.bench.linear import LinearCase
-    from apq_tvm.tune.gpu_candidates import searched
+    from apq_tvm.tune.gpu.candidates import searched
 
     search = partial(searched, most=candidates) if candidates else None
     cases = [

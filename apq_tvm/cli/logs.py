@@ -168,7 +168,7 @@ def import_command(
     json: Json = False,
 ) -> None:
     """Record what a bundle found faster for sure on a GPU, if its results are right."""
-    from apq_tvm.tune.gpu_results import import_results
+    from apq_tvm.tune.gpu.results import import_results
 
     made = import_results(bundle, log, results)
     if json:

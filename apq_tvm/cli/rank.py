@@ -17,7 +17,7 @@ from apq_tvm.cli.static import Mca
 from apq_tvm.errors import BadInput
 
 if TYPE_CHECKING:
-    from apq_tvm.tune.functions import AnyTask
+    from apq_tvm.tune.functions.graph import AnyTask
     from apq_tvm.types import DeviceProfile, DimSizes
 
 

@@ -13,7 +13,7 @@ from apq_tvm.errors import BadInput, DeviceFailed
 from apq_tvm.schedules.recorded import LOG
 from apq_tvm.tune.budget import Planned, share_out
 from apq_tvm.tune.device import Device
-from apq_tvm.tune.functions import AnyTask, extract_functions
+from apq_tvm.tune.functions.graph import AnyTask, extract_functions
 from apq_tvm.tune.local import Local
 from apq_tvm.tune.scratch import scratch_folder
 from apq_tvm.tune.session import Finding, Observer, Quiet, Settings, check_ready, tune_tasks

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from apq_tvm.tune.functions import AnyTask
+from apq_tvm.tune.functions.graph import AnyTask
 from apq_tvm.tune.space import Space
 
 PER_TASK = 64

@@ -16,7 +16,7 @@ from pathlib import Path
 from apq_tvm.errors import ApqError, BuildError, DeviceFailed
 from apq_tvm.tune.candidates import Built, Workshop
 from apq_tvm.tune.device import TIMED_OUT, Device, Job, Outcome
-from apq_tvm.tune.functions import FunctionWorkshop
+from apq_tvm.tune.functions.graph import FunctionWorkshop
 from apq_tvm.tune.program import Linker, Report, read_report
 from apq_tvm.tune.ratios import Ratio, ratio_of, rough_ratio
 from apq_tvm.tune.space import Point

@@ -19,7 +19,8 @@ from apq_tvm.extras import require
 from apq_tvm.tune.budget import Planned
 from apq_tvm.tune.candidates import Workshop
 from apq_tvm.tune.device import Device
-from apq_tvm.tune.functions import AnyTask, FunctionWorkshop, GraphTask
+from apq_tvm.tune.functions.graph import AnyTask, FunctionWorkshop, GraphTask
+from apq_tvm.tune.functions.windows import WindowsTask, WindowsWorkshop
 from apq_tvm.tune.journal import Journal, add_records
 from apq_tvm.tune.measure import OK, SECOND_ROUNDS, Bench, DefaultFailed, Trial
 from apq_tvm.tune.program import Linker
@@ -28,7 +29,6 @@ from apq_tvm.tune.scratch import scratch_folder
 from apq_tvm.tune.search import BATCH, best_of, needs_trees, search_for
 from apq_tvm.tune.space import Point, Space
 from apq_tvm.tune.tasks import Task
-from apq_tvm.tune.windows import WindowsTask, WindowsWorkshop
 from apq_tvm.tuning_logs.records import LINEAR, Record
 from apq_tvm.types import DeviceProfile
 

@@ -11,7 +11,7 @@ from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.recorded import Nearly
 from apq_tvm.tune.api import plan_of
 from apq_tvm.tune.device import Device
-from apq_tvm.tune.functions import AnyTask, extract_functions
+from apq_tvm.tune.functions.graph import AnyTask, extract_functions
 from apq_tvm.tune.logs import stale
 from apq_tvm.tune.measure import Bench
 from apq_tvm.tune.program import Linker

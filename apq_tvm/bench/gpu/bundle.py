@@ -94,7 +94,7 @@ def prepare(
         Replace a bundle that is there.
     candidates : callable, optional
         Gives some of each case, decided otherwise than the default, to be timed beside it
-        (`apq_tvm.tune.gpu_candidates`).
+        (`apq_tvm.tune.gpu.candidates`).
     images : ImageCompiler, optional
         By default NVRTC or nvcc. Where it is given nothing is judged: `static_us` is None.
     progress : Progress, optional

@@ -15,7 +15,7 @@ from apq_tvm.errors import BadLog, BuildError, NotApplicable, OutputFailed
 from apq_tvm.files import replacing
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.tune.device import Device
-from apq_tvm.tune.functions import AnyTask
+from apq_tvm.tune.functions.graph import AnyTask
 from apq_tvm.tune.space import Point
 from apq_tvm.tune.static.correlation import kendall, spearman
 from apq_tvm.tune.static.figure import StaticFigure

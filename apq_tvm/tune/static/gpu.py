@@ -14,7 +14,7 @@ from apq_tvm.tune.tasks import Task
 from apq_tvm.tuning_logs.records import FUNCTION
 
 if TYPE_CHECKING:
-    from apq_tvm.tune.functions import AnyTask
+    from apq_tvm.tune.functions.graph import AnyTask
     from apq_tvm.tune.space import Point
 
 

@@ -19,7 +19,7 @@ from apq_tvm.tuning_logs import read_log
 from apq_tvm.tuning_logs.records import FUNCTION
 
 if TYPE_CHECKING:
-    from apq_tvm.tune.functions import AnyTask
+    from apq_tvm.tune.functions.graph import AnyTask
     from apq_tvm.tune.space import Point
     from apq_tvm.tune.static.figure import StaticFigure
     from apq_tvm.types import DeviceProfile
@@ -73,8 +73,8 @@ def family_of(task: AnyTask, kernel: str) -> str:
     ``"gemv int"`` of linear layers, ``"preparation"`` or ``"windows"`` of what is done to their
     activations, of other functions their operation, such as ``"softmax"``.
     """
-    from apq_tvm.tune.functions import GraphTask
-    from apq_tvm.tune.windows import WindowsTask
+    from apq_tvm.tune.functions.graph import GraphTask
+    from apq_tvm.tune.functions.windows import WindowsTask
 
     if isinstance(task, GraphTask):
         return task.kernel

@@ -16,7 +16,7 @@ from apq_tvm.bench.arm.layer import emulated_cpu
 from apq_tvm.errors import ApqError
 from apq_tvm.tune.budget import Planned
 from apq_tvm.tune.device import Device
-from apq_tvm.tune.functions import AnyTask
+from apq_tvm.tune.functions.graph import AnyTask
 from apq_tvm.tune.journal import add_records
 from apq_tvm.tune.ratios import FASTER
 from apq_tvm.tune.scratch import scratch_folder

@@ -33,8 +33,8 @@ from apq_tvm.errors import BadInput, BadTarget, BuildError, OutputExists, Output
 from apq_tvm.schedules.devices import find_profile, linear_kernels
 from apq_tvm.schedules.recorded import Records
 from apq_tvm.select import by_name
-from apq_tvm.tune.gpu_candidates import searched
-from apq_tvm.tune.gpu_results import import_results
+from apq_tvm.tune.gpu.candidates import searched
+from apq_tvm.tune.gpu.results import import_results
 from apq_tvm.tune.logs import spec_of
 from apq_tvm.tuning_logs.records import read_records
 

@@ -12,7 +12,7 @@ from apq_tvm import pipeline
 from apq_tvm.codegen.build.toolchain import find_toolchain
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.tune.api import plan_of
-from apq_tvm.tune.functions import FunctionWorkshop, GraphTask, extract_functions
+from apq_tvm.tune.functions.graph import FunctionWorkshop, GraphTask, extract_functions
 from apq_tvm.tune.local import Local
 from apq_tvm.tune.measure import OK, Bench
 from apq_tvm.tune.program import Linker

@@ -17,13 +17,13 @@ from apq_tvm.schedules.decide import Recorded
 from apq_tvm.schedules.linear.kernel import windows_func
 from apq_tvm.schedules.recorded import fingerprint
 from apq_tvm.tune.api import plan_of, tune
-from apq_tvm.tune.functions import FunctionWorkshop, GraphTask, extract_functions
+from apq_tvm.tune.functions.graph import FunctionWorkshop, GraphTask, extract_functions
+from apq_tvm.tune.functions.windows import WindowsTask, WindowsWorkshop
 from apq_tvm.tune.local import Local
 from apq_tvm.tune.measure import OK, WRONG, Bench
 from apq_tvm.tune.program import Linker
 from apq_tvm.tune.session import workshop_of
 from apq_tvm.tune.space import Point, covering
-from apq_tvm.tune.windows import WindowsTask, WindowsWorkshop
 from apq_tvm.tuning_logs.records import Record, write_records
 from tests.onnx_models import build, save
 

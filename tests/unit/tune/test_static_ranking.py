@@ -19,7 +19,7 @@ from apq_tvm.bench.arm.mca import find_analyser
 from apq_tvm.bench.linear import write_model
 from apq_tvm.errors import BadInput, BadLog, BadTarget, BuildError
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.tune.functions import extract_functions
+from apq_tvm.tune.functions.graph import extract_functions
 from apq_tvm.tune.local import Local
 from apq_tvm.tune.space import Point
 from apq_tvm.tune.static import ranking, x86

@@ -27,19 +27,19 @@ from apq_tvm.schedules.decide import (
 )
 from apq_tvm.schedules.graph.rules import schedule_function
 from apq_tvm.schedules.recorded import fingerprint
-from apq_tvm.tune import attended
 from apq_tvm.tune.candidates import Builder, Built
-from apq_tvm.tune.plain import plain_function
+from apq_tvm.tune.functions import attended
+from apq_tvm.tune.functions.plain import plain_function
+from apq_tvm.tune.functions.sizes import shapes_of
+from apq_tvm.tune.functions.windows import WindowsTask, windows_tasks
 from apq_tvm.tune.program import INPUT, SCRATCH, Batch, Call, Expected
-from apq_tvm.tune.sizes import shapes_of
 from apq_tvm.tune.space import Point, Space, space_of
 from apq_tvm.tune.tasks import Task
-from apq_tvm.tune.windows import WindowsTask, windows_tasks
 from apq_tvm.tuning_logs.records import FUNCTION
 from apq_tvm.types import Array, DeviceProfile, KernelPlan
 
 ATTENTION = ("attention", "pack_keys")
-"""Whose sizes depend on each other, and whose results `apq_tvm.tune.attended` knows."""
+"""Whose sizes depend on each other, and whose results `apq_tvm.tune.functions.attended` knows."""
 
 WINDOWS = ("convolution", "depthwise", "pool")
 """Of images; what of a window lies outside is left out, so that all sizes do."""

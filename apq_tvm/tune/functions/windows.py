@@ -23,10 +23,10 @@ from apq_tvm.schedules.recorded import bare, fingerprint
 from apq_tvm.select import linear_spec
 from apq_tvm.tensorize.exprs import i64
 from apq_tvm.tune.candidates import Workshop
+from apq_tvm.tune.functions.plain import plain_function
+from apq_tvm.tune.functions.sizes import numbers_of
 from apq_tvm.tune.inputs import Activations, expected
-from apq_tvm.tune.plain import plain_function
 from apq_tvm.tune.program import Expected
-from apq_tvm.tune.sizes import numbers_of
 from apq_tvm.tune.space import Space
 from apq_tvm.tune.tasks import Task, weights_of
 from apq_tvm.tuning_logs.records import FUNCTION

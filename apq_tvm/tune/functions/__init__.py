@@ -1,0 +1,1 @@
+"""Functions of floats, and roundings of windows, as tasks of the tuner."""

@@ -1,0 +1,1 @@
+"""Candidates for GPUs: timed by a bundle elsewhere, and taken in again."""
