@@ -63,7 +63,8 @@ class _Slots:
         if not self._even(value):
             value = stored(value)
         else:
-            if not collect(value, tirx.Let):  # whose variables are no one's outside
+            # The variables of a Let are no one's outside, and what a call guards stays behind it.
+            if not collect(value, tirx.Let) and not collect(value, ir.Call):
                 value = tvm_ffi.structural_map(value, [(kind, odd_stored) for kind in _COSTLY])
             self._known.bind(bind.var, value)
         return tirx.stmt_seq(*before, tirx.Bind(bind.var, value))
