@@ -29,6 +29,9 @@ from apq_tvm.tune.session import versions
 from apq_tvm.tuning_logs.records import LINEAR, Record
 from apq_tvm.types import AnyPath, DeviceProfile
 
+_DAMAGED = (KeyError, TypeError, ValueError, AttributeError)
+"""What a file with other contents than ours ends in."""
+
 
 @dataclass(frozen=True)
 class Imported:
@@ -75,23 +78,25 @@ def import_results(bundle: AnyPath, log: AnyPath, results: AnyPath | None = None
     folder = Path(bundle)
     document, found = _read(folder, Path(results) if results else folder / "results.json")
     profile = find_profile(document["target"])
-    rows = {(row["shape"], row["scheme"], row["m"]): row for row in found["rows"]}
-    cases = [
-        (layer, case)
-        for layer in document["layers"]
-        for case in layer["cases"]
-        if case.get("candidates")
-    ]
+    try:
+        cases = [
+            (layer, case, _words(layer, case))
+            for layer in document["layers"]
+            for case in layer["cases"]
+            if case.get("candidates")
+        ]
+        rows = {f"{r['shape']} {r['scheme']} M={r['m']}": r for r in found["rows"]}
+        machine, date = f"{found['gpu']}, CUDA {found['cuda']}", found["measured"]
+    except _DAMAGED as error:
+        raise BadInput(f"{folder} or its results are damaged: {error!r}") from error
     if not cases:
         raise BadInput(f"{folder} has no candidates: prepare it with --candidates")
-    machine, date = f"{found['gpu']}, CUDA {found['cuda']}", found["measured"]
     made = []
-    for layer, case in cases:
-        row = rows.get((layer["shape"], case["scheme"], case["m"]))
+    for layer, case, words in cases:
         try:
-            made.append(_imported(layer, case, row, profile, machine, date))
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadInput(f"the results of {_words(layer, case)} are damaged: {error}") from error
+            made.append(_imported(layer, case, rows.get(words), profile, machine, date))
+        except _DAMAGED as error:
+            raise BadInput(f"the results of {words} are damaged: {error!r}") from error
     add_records(Path(log), [each.record for each in made if each.record is not None])
     return made
 
@@ -102,16 +107,16 @@ def _read(folder: Path, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         text = (folder / "bundle.json").read_bytes()
         document, found = json.loads(text), json.loads(path.read_text())
         forms, own = {document["format"], found["format"]}, found["bundle"]
-        sm, small = found["compute_capability"], found["small"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        target = str(document["target"])
+        sm, small = int(found["compute_capability"]), found["small"]
+    except (OSError, *_DAMAGED) as error:
         raise BadInput(f"{folder} and {path} are no bundle and its results: {error}") from error
     if forms != {FORMAT} or own != sha256(text).hexdigest():
         raise BadInput(f"{path} is not of the bundle {folder}: run this one, or import its own")
-    gpu = find_profile(document["target"]).gpu
+    gpu = find_profile(target).gpu
     if gpu is None or sm != gpu.sm:
         raise BadInput(
-            f"{path} was measured on compute capability {sm // 10}.{sm % 10}, which "
-            f"{document['target']} is not"
+            f"{path} was measured on compute capability {sm // 10}.{sm % 10}, which {target} is not"
         )
     if small:
         raise BadInput(f"{path} was measured with --small: its times say nothing")
