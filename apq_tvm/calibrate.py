@@ -100,7 +100,7 @@ def calibrate(
     digest = hashlib.sha256(Path(inputs).read_bytes()).hexdigest()
     run = {"sha256": imported.sha256, "inputs": digest, "samples": count, "rows": rows}
     run |= {"hessian": hessian, "fisher": fisher, "weigh": weigh}
-    run |= {"kv": kv} if kv != "f32" else {}
+    run |= {} if kv == "f32" else {"kv": kv}
     if reuse and output.exists():
         known = load(output, imported)
         if known.notes.get("run") == json.dumps(run):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -29,34 +30,6 @@ class DecideOf(Protocol):
 
         `default` makes the function scheduled by default, which records are compared with.
         """
-
-
-class AllAskedError(Exception):
-    """Whoever wanted a schedule's questions alone has them all."""
-
-
-def all_asked(decide: Decide) -> None:
-    """A schedule says that it asks no more, and declines nothing either, before it does its work.
-
-    Raises
-    ------
-    AllAskedError
-        Nobody wants the work: the tuner looks for what there is to choose.
-    """
-    if isinstance(decide, Recording):
-        all_asked(decide.decide)
-    elif isinstance(decide, Questions):
-        raise AllAskedError
-
-
-class Questions:
-    """Answers by `decide`, for whom schedules need not be made."""
-
-    def __init__(self, decide: Decide) -> None:
-        self._decide = decide
-
-    def __call__(self, name: str, choices: Sequence[T]) -> T:
-        return self._decide(name, choices)
 
 
 class Defaults:
@@ -83,15 +56,46 @@ class Recording:
     """
 
     def __init__(self, decide: Decide) -> None:
-        self.decide = decide
+        self._decide = decide
         self.taken: dict[str, object] = {}
         self.alternatives: dict[str, tuple[object, ...]] = {}
 
     def __call__(self, name: str, choices: Sequence[T]) -> T:
         assert name not in self.taken, f"{name} is asked twice"
-        choice = self.decide(name, choices)
+        choice = self._decide(name, choices)
         self.taken[name], self.alternatives[name] = choice, tuple(choices)
         return choice
+
+
+class AllAskedError(Exception):
+    """Whoever wanted a schedule's questions alone has them all."""
+
+
+class Questions(Recording):
+    """A schedule's questions, for whom it need not be made."""
+
+    def of(self, schedule: Callable[[Decide], Any]) -> None:
+        """Let `schedule` ask; what it does after its last question may be left out.
+
+        Raises
+        ------
+        NotApplicable
+            It declines what was answered.
+        """
+        with suppress(AllAskedError):
+            schedule(self)
+
+
+def all_asked(decide: Decide) -> None:
+    """A schedule says that it asks no more, and declines nothing either, before it does its work.
+
+    Raises
+    ------
+    AllAskedError
+        Nobody wants the work: the tuner looks for what there is to choose.
+    """
+    if isinstance(decide, Questions):
+        raise AllAskedError
 
 
 class Random:

@@ -43,7 +43,6 @@ MinTokens = Annotated[int, typer.Option(min=1, help="Fewer predicted tokens are 
 
 LANGUAGE_COLUMNS = ("perplexity", "of float", "KL mean", "KL max", "same top token", "tokens")
 
-
 _WITH_WHAT = (
     "Say --against MODEL.onnx for a compiled module, or --scheme SCHEME to try one on an ONNX file"
 )
@@ -113,14 +112,14 @@ def evaluate(
             progress=Bars(),
         )
     else:
+        if against is None:
+            raise BadInput(f"compare {what} with what? {_WITH_WHAT}")
         known = sequential is not None or calibration or method != "rtn"
         if known or codes or tensor_type or dim or kv != "f32":
             raise BadInput(
                 "--method, --sequential, --calibration, --codes, --tensor-type, --dim and --kv go "
                 "with --scheme only"
             )
-        if against is None:
-            raise BadInput(f"compare {what} with what? {_WITH_WHAT}")
         report = evaluation.evaluate(
             what, against, inputs, rows=rows, language=language, bits=bits, progress=Bars()
         )

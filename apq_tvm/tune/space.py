@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from apq_tvm.errors import NotApplicable
-from apq_tvm.schedules.decide import AllAskedError, Decide, Defaults, Questions, Random, Recording
+from apq_tvm.schedules.decide import Decide, Defaults, Questions, Random
 
 T = TypeVar("T")
 
@@ -113,11 +113,9 @@ def walk(ask: Callable[[Decide], Any]) -> Iterator[tuple[tuple[tuple[str, Any], 
     numbers: list[int] = []
     while True:
         path, reason = _Path(numbers), ""
-        asked = Recording(Questions(path))
+        asked = Questions(path)
         try:
-            ask(asked)
-        except AllAskedError:
-            pass
+            asked.of(ask)
         except NotApplicable as error:
             reason = str(error)
         yield tuple(asked.taken.items()), reason
@@ -157,16 +155,14 @@ def space_of(asks: Mapping[str, Callable[[Decide], Any]], most: int = MOST) -> S
 def _drawn(asks: Mapping[str, Callable[[Decide], Any]], most: int) -> list[Point]:
     """The default and random points of a space that is too large to list."""
     first = next(iter(asks))
-    default = Recording(Questions(Defaults()))
-    with suppress(AllAskedError):
-        asks[first](default)
+    default = Questions(Defaults())
+    default.of(asks[first])
     found = {Point(first, tuple(default.taken.items())): None}
     for seed in range(most):
         kernel = random.Random(seed).choice(list(asks))
-        asked = Recording(Questions(Random(seed)))
+        asked = Questions(Random(seed))
         with suppress(NotApplicable):
-            with suppress(AllAskedError):
-                asks[kernel](asked)
+            asked.of(asks[kernel])
             found[Point(kernel, tuple(asked.taken.items()))] = None
     return list(found)
 

@@ -159,7 +159,7 @@ def _passes(in_module: bool = False) -> tuple[Any, Any, Any]:
         plain.BF16StorageLegalize(),
     )
     sequence = tvm.ir.transform.Sequential
-    slots = each_function(lambda f: bind_slots(f), "apq.BindSlots")
+    slots = each_function(bind_slots, "apq.BindSlots")
 
     def finish() -> Any:
         return sequence([around(finalize_host_passes()), slots])

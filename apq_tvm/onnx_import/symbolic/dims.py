@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
@@ -33,29 +33,26 @@ LONGEST = 10**9 - 1  # tf2onnx writes 10**9 where others write 2**31 - 1 or 2**6
 
 
 _zeros: ContextVar[frozenset[str]] = ContextVar("zeros", default=frozenset())
-
-
-@contextmanager
-def may_be_zero(names: frozenset[str]) -> Iterator[None]:
-    """Inside this, the symbols `names` are at least 0 instead of 1."""
-    token = _zeros.set(names)
-    try:
-        yield
-    finally:
-        _zeros.reset(token)
-
-
 _needed: ContextVar[set[str] | None] = ContextVar("needed", default=None)
 
 
 @contextmanager
-def needs_one(names: set[str]) -> Iterator[None]:
-    """Inside this, symbols that a decision takes to be at least 1 are put into `names`."""
-    token = _needed.set(names)
+def _within(variable: ContextVar[Answer], value: Answer) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _needed.reset(token)
+        variable.reset(token)
+
+
+def may_be_zero(names: frozenset[str]) -> AbstractContextManager[None]:
+    """Inside this, the symbols `names` are at least 0 instead of 1."""
+    return _within(_zeros, names)
+
+
+def needs_one(names: set[str]) -> AbstractContextManager[None]:
+    """Inside this, symbols that a decision takes to be at least 1 are put into `names`."""
+    return _within(_needed, names)
 
 
 def _decided(answer: Callable[[Dim], Answer], dim: Dim) -> Answer:

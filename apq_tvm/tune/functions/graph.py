@@ -7,7 +7,6 @@ what the function gives unscheduled, as plain loops.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +17,10 @@ import numpy as np
 from apq_tvm.codegen.graph.work import nanoseconds
 from apq_tvm.schedule import operation
 from apq_tvm.schedules.decide import (
-    AllAskedError,
     Decide,
     Defaults,
     Questions,
     Recorded,
-    Recording,
 )
 from apq_tvm.schedules.graph.rules import schedule_function
 from apq_tvm.schedules.recorded import fingerprint
@@ -140,9 +137,8 @@ class GraphTask:
 
     def point(self, kernel: str, decide: Decide) -> Point:
         """The candidate that somebody answers."""
-        asked = Recording(Questions(decide))
-        with suppress(AllAskedError):
-            self.scheduled(asked)
+        asked = Questions(decide)
+        asked.of(self.scheduled)
         return Point(kernel, tuple(asked.taken.items()))
 
     def space(self) -> Space:
