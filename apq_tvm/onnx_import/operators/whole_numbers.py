@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.graph import Graph, type_number
 from apq_tvm.onnx_import.operators.standard import reduced
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic.dims import product
@@ -61,15 +61,9 @@ def reduce_mean(graph: Graph, node: Node) -> list[Node] | None:
         return steps.done(x)
     over = tuple(int(axis) % len(shape) for axis in axes or range(len(shape)))
     wide = "uint64" if dtype == "uint64" else "int64"
-    total = reduced(
-        steps, "ReduceSum", cast(steps, x, wide), over, bool(node.attrs.get("keepdims", 1))
-    )
-    count = cast(steps, steps.dim(product(shape[axis] for axis in over)), wide)
-    return steps.done(cast(steps, steps("Div", total, count), dtype))
-
-
-def cast(steps: Steps, value: str, dtype: str) -> str:
-    """`value` in another type."""
-    from onnx import helper
-
-    return steps("Cast", value, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    keeps = bool(node.attrs.get("keepdims", 1))
+    widened = steps("Cast", x, to=type_number(wide))
+    total = reduced(steps, "ReduceSum", widened, over, keeps)
+    count = steps.dim(product(shape[axis] for axis in over))
+    mean = steps("Div", total, steps("Cast", count, to=type_number(wide)))
+    return steps.done(steps("Cast", mean, to=type_number(dtype)))
