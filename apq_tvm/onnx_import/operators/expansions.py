@@ -22,6 +22,7 @@ from apq_tvm.onnx_import.operators.classical.rows import ROWS
 from apq_tvm.onnx_import.operators.classical.scores import SCORES
 from apq_tvm.onnx_import.operators.classical.svm import SVM
 from apq_tvm.onnx_import.operators.classical.trees import TREES
+from apq_tvm.onnx_import.operators.einsum import einsum
 from apq_tvm.onnx_import.operators.fourier import dft, stft
 from apq_tvm.onnx_import.operators.fused import fused_conv, fused_gemm, fused_matmul
 from apq_tvm.onnx_import.operators.group_query import group_query_attention
@@ -60,6 +61,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "DequantizeLinear": dequantize,
     "Det": det,
     "Dropout": dropout,
+    "Einsum": einsum,
     "Gemm": gemm,
     "GridSample": grid_sample,
     "LpNormalization": lp_normalization,
