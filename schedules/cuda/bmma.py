@@ -52,9 +52,7 @@ def _kernel(weights: Weights, planes: int, tiles: int) -> LinearKernel:
         return PlaneFactors(layout, spec.k, scheme.act_group, spec.centres, planes)
 
     def func(choice: Choice) -> Any:
-        plan = choice.plan
-        given = (choice.spec, factors(choice), tiles, plan.warps, plan.chunks, call)
-        return BitProduct(*given).build()
+        return BitProduct(choice.spec, factors(choice), tiles, choice.plan, call).build()
 
     def prepare(choice: Choice) -> Preparation:
         return quantize_planes(choice.spec, factors(choice))

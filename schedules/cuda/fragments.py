@@ -8,6 +8,7 @@ from apq_tvm.codegen.layouts.fragments import FragmentLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.formats.balance import LEVELS, TRIPLE
 from apq_tvm.ops.gpu.planes import planes_of
+from apq_tvm.ops.gpu.stream import Plan
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.cuda.native import B1_AND
 from apq_tvm.schedules.decide import Decide
@@ -48,6 +49,9 @@ WEIGHTS = (
     Weights("W2star", 2, (LEVELS - 1).bit_length(), "balance", 16 * TRIPLE, 2),
 )
 
+MANY = 4
+"""Tiles of x times blocks of weights of a warp, from which on it is x whose reads count."""
+
 MOST_PLANES = 4
 """Planes of weights: int8 costs 8 products of the same size for 8 rows of x."""
 
@@ -58,28 +62,50 @@ decode weights first but multiplies 8 rows of x at once."""
 LOAD_BYTES = 512
 """Of a warp's load."""
 
+ENOUGH_ROWS = 8192
+"""Rows of weights that fill a GPU without sharing K, for many rows of x: on an H200 two warps along
+K win with 4096 rows and lose with 14336."""
+
+MOST_WARPS = 8
+"""Of a block of threads, side by side and along K."""
+
+SHARED_BYTES = 48 * 1024
+"""Of a block's shared memory, where a kernel asks for no more (CUDA C++ Programming Guide, "Compute
+Capabilities")."""
+
 IN_FLIGHT = 2.0
 """How much more is asked for than that latency wants: warps are not always all asking."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Warps of a block of threads, and chunks of a round of each."""
-
-    warps: int
-    chunks: int
-
-
-def ask_plan(spec: LinearSpec, profile: DeviceProfile, decide: Decide, tiles: int) -> Plan:
+def ask_plan(
+    spec: LinearSpec, profile: DeviceProfile, decide: Decide, tiles: int, stacked: int = 1
+) -> Plan:
     """No more warps than there are chunks, no more chunks in a round than a warp has."""
     layout = layout_of(spec, profile)
     chunks = layout.padded_k(spec.k) // layout.chunk_k
+    if tiles * stacked > MANY:
+        return _ask_side(layout, chunks, spec.n, decide, tiles, stacked)
     # Thirds of rows have their chunks at once: registers hold fewer.
     best = 4 if layout.thirds == 1 else 2 if tiles == 1 else 1
     warps = _first(_warps(spec, profile, layout, best), (8, 4, 2, 1, 16))
     taken = decide("warps", [w for w in warps if w <= chunks] or [1])
     own = chunks // taken
     return Plan(taken, decide("chunks", [c for c in _first(best, (4, 2, 1, 8)) if c <= own] or [1]))
+
+
+def _ask_side(
+    layout: FragmentLayout, chunks: int, n: int, decide: Decide, tiles: int, stacked: int
+) -> Plan:
+    """Where x is read more often than weights: no more warps side by side than there are rows of
+    weights for, and no more along K than there is shared memory for to meet in."""
+    most = -(-layout.row_blocks(n) // stacked)
+    side = decide("side", [s for s in (2, 1, 4, 8) if s <= most] or [1])
+    room = min(MOST_WARPS, SHARED_BYTES // (LOAD_BYTES * tiles * stacked))
+    best = 1 if n >= ENOUGH_ROWS else 2
+    warps = [w for w in _first(best, (1, 2, 4)) if w <= chunks and w * side <= room]
+    taken = decide("warps", warps or [1])
+    own = chunks // taken
+    return Plan(taken, decide("chunks", [c for c in (2, 1) if c <= own]), side, stacked)
 
 
 def _first(best: int, others: tuple[int, ...]) -> tuple[int, ...]:

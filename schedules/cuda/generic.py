@@ -1,7 +1,8 @@
-"""Linear kernels for any GPU and any format: right everywhere, fast nowhere.
+"""Linear kernels for any GPU and any format, with float32 x.
 
-A warp computes one result: its lanes take turns along K, decode their weight, multiply, and meet by
-shuffles. Weights are decoded anew for every row of x.
+For one row of x a warp computes one result: its lanes take turns along K, decode their weight,
+multiply, and meet by shuffles. For more rows a block of threads decodes weights for all of them
+(`apq_tvm.ops.gpu.tiled`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from apq_tvm.codegen.layouts import FloatLayout, WeightLayout, default_layout
+from apq_tvm.codegen.layouts.layout import SparseLayout
+from apq_tvm.errors import NotApplicable
+from apq_tvm.ops.gpu.tiled import ROWS, tiled_linear
 from apq_tvm.ops.linear.interleaved import dense_linear
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.cuda.graph import WARP
@@ -48,10 +52,44 @@ def _on_gpu(kernel: LinearKernel) -> LinearKernel:
     return replace(kernel, schedule=_schedule)
 
 
-GENERIC_KERNELS: tuple[LinearKernel, ...] = tuple(map(_on_gpu, generic_kernels(_layout)))
-"""One for each run-time width, and one for formats without a choice."""
+def _tiled(width: int | None, tall: int, groups: int, least: int) -> LinearKernel:
+    """The kernel of so many rows of x a block for a run-time width, 0 for formats without a choice,
+    None for float weights."""
+    plain = width is None
+
+    def layout(spec: LinearSpec, profile: DeviceProfile) -> WeightLayout:
+        return FloatLayout(LANES) if plain else _layout(spec, profile)
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        if plain:
+            check_float(spec)
+        elif isinstance(_layout(spec, profile), SparseLayout):
+            raise NotApplicable("multiplies no sparse part of weights")
+
+    def func(choice: Choice) -> Any:
+        return tiled_linear(
+            choice.spec, layout(choice.spec, choice.profile), width or 0, tall, groups
+        )
+
+    return LinearKernel(
+        "plain" if plain else "generic", "F32" if plain else f"decode{width or ''}", 0,
+        Instruction("ffma", (), ROWS), least,
+        check=check, layout=layout, func=func, schedule=lambda sch, choice: None,
+        prepare=lambda choice: None, family="int" if plain else "", width=width or 0, m_named=tall,
+    )  # fmt: skip
+
+
+_TILES = ((64, 2, 17), (16, 4, 2))
+"""Rows of x of a block, groups of threads, and from how many rows of x on."""
+
+GENERIC_KERNELS: tuple[LinearKernel, ...] = (
+    *(_tiled(width, *tile) for tile in _TILES for width in range(9)),
+    *map(_on_gpu, generic_kernels(_layout)),
+)
+"""For each run-time width, and for formats without a choice."""
 
 DENSE_KERNELS: tuple[LinearKernel, ...] = (
+    *(_tiled(None, *tile) for tile in _TILES),
     LinearKernel(
         "plain", "F32", 0, Instruction("", (), LANES), 1,
         check=lambda spec, profile: check_float(spec),

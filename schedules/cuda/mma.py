@@ -43,28 +43,33 @@ def _factors(choice: Choice, tiles: int) -> RowFactors:
     return RowFactors(steps, spec.k, scheme.act_group, spec.centres)
 
 
-def _kernel(weights: Weights, tiles: int, least: int) -> LinearKernel:
+def _kernel(weights: Weights, tiles: int, stacked: int, least: int) -> LinearKernel:
     """The kernel of such weights for `least` and more rows of x."""
 
     def func(choice: Choice) -> Any:
-        plan = choice.plan
-        return Product(choice.spec, _factors(choice, tiles), plan.warps, plan.chunks, call).build()
+        return Product(choice.spec, _factors(choice, tiles), choice.plan, call).build()
 
     def prepare(choice: Choice) -> Preparation:
         return quantize_words(choice.spec, _factors(choice, tiles))
 
     kind = "gemv" if tiles == 1 else "gemm"
     return LinearKernel(
-        kind, weights.name, 8, Instruction("imma16832", (), weights.rows), least,
+        kind, weights.name, 8, Instruction("imma16832", (), weights.rows * stacked), least,
         check=_check, layout=layout_of, func=func, schedule=lambda sch, choice: None,
-        ask=lambda spec, profile, decide: ask_plan(spec, profile, decide, tiles), prepare=prepare,
+        ask=lambda spec, profile, decide: ask_plan(spec, profile, decide, tiles, stacked),
+        prepare=prepare,
         bits=weights.bits, family=weights.family, m_named=TILE * tiles,
     )  # fmt: skip
 
 
+def _shares(weights: Weights) -> tuple[tuple[int, int, int], ...]:
+    """Tiles of x and blocks of weights of a warp, and from how many rows of x on; thirds of a block
+    share what is read of x already."""
+    stacked = ((weights.many, 2, 33),) if weights.family == "int" else ()
+    return (*stacked, (weights.many, 1, 9), (1, 1, 1))
+
+
 MMA_KERNELS: tuple[LinearKernel, ...] = tuple(
-    _kernel(weights, tiles, least)
-    for weights in WEIGHTS
-    for tiles, least in ((weights.many, 9), (1, 1))
+    _kernel(weights, *share) for weights in WEIGHTS for share in _shares(weights)
 )
 """In order of preference."""

@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.gpu.planes import WORDS, PlaneFactors
-from apq_tvm.ops.gpu.stream import Stream, address, fill, local
+from apq_tvm.ops.gpu.stream import Plan, Stream, address, fill, local
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
 from apq_tvm.tensorize.exprs import Expr, i32, i64
 
@@ -31,7 +31,7 @@ class BitProduct(Stream):
 
     Parameters
     ----------
-    spec, warps, chunks, call
+    spec, plan, call
         As `Stream`'s.
     factors : PlaneFactors
         How x lies.
@@ -44,14 +44,13 @@ class BitProduct(Stream):
         spec: LinearSpec,
         factors: PlaneFactors,
         tiles: int,
-        warps: int,
-        chunks: int,
+        plan: Plan,
         call: Callable[..., Any],
     ) -> None:
         self.factors, self.tiles, self.planes = factors, tiles, factors.planes
         self.tile = COLUMNS // self.planes
         tall = self.tile * tiles
-        super().__init__(spec, factors.layout, tall, 2 * tiles, warps, chunks, call)
+        super().__init__(spec, factors.layout, tall, 2 * tiles, plan, call)
         assert self.units == 1 and self.groups in (0, factors.parts)
 
     def declare(self, operands: Operands) -> None:
@@ -62,9 +61,9 @@ class BitProduct(Stream):
         self.sums_of_x = operands.declare("sums", factors.starts(m), "int32")
 
     def begin(self) -> None:
-        """Sums of a group by third, tile and plane of weights; what a lane's two planes of x count
+        """Sums of a group by part, tile and plane of weights; what a lane's two planes of x count
         for."""
-        self.count = 4 * self.layout.bits * self.tiles * self.thirds
+        self.count = 4 * self.layout.bits * self.tiles * self.parts
         self.dots = local(self.count, "int32")
         self.x = local(2)
         self.counts, self.first_lane = local(2, "int32"), local(1, "int32")
@@ -95,13 +94,13 @@ class BitProduct(Stream):
             row = self._row(tile, column // self.planes)
             source = self.of_x[row, column % self.planes, first + self.lane % 4 * 2]
             self.read("apq_read2", self.x[0], source)
-            for third, plane in product(range(self.thirds), range(self.layout.bits)):
-                words = [self.word(number, plane, word, third) for word in range(4)]
-                dots = address(self.dots[self._dot(third, tile, plane)])
+            for part, plane in product(range(self.parts), range(self.layout.bits)):
+                words = [self.word(number, plane, word, part) for word in range(4)]
+                dots = address(self.dots[self._dot(part, tile, plane)])
                 self.do("apq_mma_b1", dots, *words, self.x[0], self.x[1])
 
-    def _dot(self, third: int, tile: int, plane: int) -> int:
-        return 4 * ((third * self.tiles + tile) * self.layout.bits + plane)
+    def _dot(self, part: int, tile: int, plane: int) -> int:
+        return 4 * ((part * self.tiles + tile) * self.layout.bits + plane)
 
     def _row(self, tile: int, within: Expr) -> Expr:
         return self.row_within(self.tile * tile + within)
@@ -110,7 +109,7 @@ class BitProduct(Stream):
         """A whole row's products, times the scale of the weights; then those of a row's lanes."""
         if self.whole_rows:
             self._end(0, i64(0))
-        for at in range(self.thirds * self.results):
+        for at in range(self.parts * self.results):
             lanes = i32(self.planes // 2)
             total = self.call("apq_sum_lanes", self.sums[at], lanes, dtype="float32")
             b.buffer_store(self.sums, total, [at])
@@ -118,8 +117,8 @@ class BitProduct(Stream):
     def _end(self, group: int, number: Expr) -> None:
         """Add a group's products to the sums, times both scales; `number` is the group's."""
         bases = [self._base(tile, number) for tile in range(self.tiles)]
-        for third in range(self.thirds):
-            self._add(group, number, third, bases)
+        for part in range(self.parts):
+            self._add(group, number, part, bases)
 
     def _base(self, tile: int, number: Expr) -> tuple[Expr, Expr | None]:
         """Of a lane's row of x: the sum that zero points multiply, and the group's scale."""
@@ -129,19 +128,19 @@ class BitProduct(Stream):
         return base[0], self._row_scale(row, number)
 
     def _add(
-        self, group: int, number: Expr, third: int, bases: list[tuple[Expr, Expr | None]]
+        self, group: int, number: Expr, part: int, bases: list[tuple[Expr, Expr | None]]
     ) -> None:
-        layout, row = self.layout, self.scale_row(third)
-        self.take_scales(group, number, third)
+        layout = self.layout
+        self.take_scales(group, number, part)
         for tile, (base, scale) in enumerate(bases):
             for high in range(2):
-                first = address(self.dots[self._dot(third, tile, 0) + 2 * high])
-                zero = layout.zero(self.weights, layout.scale_place(self.block, number, row, high))
+                first = address(self.dots[self._dot(part, tile, 0) + 2 * high])
+                zero = layout.zero(self.weights, self.scale_place(part, number, high))
                 counts = address(self.counts[0])
                 given = (first, i32(4), i32(layout.bits), counts, i32(0) - base * zero)
                 total = self.call("apq_weigh_planes", *given, dtype="int32")
                 factor = self.pair[high] if scale is None else self.pair[high] * scale
-                at = third * self.results + 2 * tile + high
+                at = part * self.results + 2 * tile + high
                 added = self.sums[at] + total.astype("float32") * factor
                 b.buffer_store(self.sums, added, [at])
 

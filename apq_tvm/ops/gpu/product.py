@@ -15,7 +15,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.gpu.rows import MAGIC, PAIRS, RowFactors, pair_of
 from apq_tvm.ops.gpu.steps import Step
-from apq_tvm.ops.gpu.stream import Stream, address, fill, local
+from apq_tvm.ops.gpu.stream import Plan, Stream, address, fill, local
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
 from apq_tvm.tensorize.exprs import Expr, f32, i32, i64
 
@@ -28,7 +28,7 @@ class Product(Stream):
 
     Parameters
     ----------
-    spec, warps, chunks, call
+    spec, plan, call
         As `Stream`'s.
     factors : RowFactors
         How x lies; `factors.steps.tiles` tiles of 8 rows share what was read of the weights.
@@ -38,13 +38,13 @@ class Product(Stream):
         self,
         spec: LinearSpec,
         factors: RowFactors,
-        warps: int,
-        chunks: int,
+        plan: Plan,
         call: Callable[..., Any],
     ) -> None:
         self.factors, self.steps, self.tiles = factors, factors.steps, factors.steps.tiles
         tall, results = TILE * self.tiles, 4 * self.tiles
-        super().__init__(spec, self.steps.layout, tall, results, warps, chunks, call)
+        super().__init__(spec, self.steps.layout, tall, results, plan, call)
+        assert plan.stacked == 1 or not self.zeros_at_once
 
     @property
     def zeros_at_once(self) -> bool:
@@ -61,10 +61,10 @@ class Product(Stream):
         self.start = operands.declare("start", factors.starts(m), "int32")
 
     def begin(self) -> None:
-        """Sums of groups in ``dots``, by third, chain and tile."""
+        """Sums of groups in ``dots``, by part, chain and tile."""
         self.places = [sorted({step.place for step in group}) for group in self.steps.groups]
         self.chains = max(map(len, self.places))
-        count = 4 * self.tiles * self.chains * self.thirds
+        count = 4 * self.tiles * self.chains * self.parts
         self.dots = local(count, "int32")
         self.x = local(2 * self.factors.steps_at_once * self.tiles)
         self.zeros = local(2)
@@ -100,12 +100,12 @@ class Product(Stream):
     def _begin(self, group: int, chunk: Expr) -> None:
         """Sums of the largest products begin with the zero point's part, others with 0."""
         places = self.places[group]
-        for third, (chain, lies) in product(range(self.thirds), enumerate(places)):
+        for part, (chain, lies) in product(range(self.parts), enumerate(places)):
             for tile in range(self.tiles):
-                at, same = self._dot(third, chain, tile), self._dot(0, chain, tile)
+                at, same = self._dot(part, chain, tile), self._dot(0, chain, tile)
                 if lies != places[-1]:
                     fill(self.dots, i32(0), at, 4)
-                elif self.factors.ready and third:
+                elif self.factors.ready and part:
                     for i in range(4):
                         b.buffer_store(self.dots, self.dots[same + i], [at + i])
                 elif self.factors.ready:
@@ -117,16 +117,16 @@ class Product(Stream):
 
     def _multiply(self, chunk: Expr, number: int, group: int, step: Step) -> None:
         """One step of all tiles; what it decodes is decoded once."""
-        for third in range(self.thirds):
-            fragment = [self._fragment(number, step, word, third) for word in range(4)]
+        for part in range(self.parts):
+            fragment = [self._fragment(number, step, word, part) for word in range(4)]
             chain = self.places[group].index(step.place)
             for tile in range(self.tiles):
-                if third == 0:
+                if part == 0:
                     self._read_x(chunk, step, tile)
                 at_once = self.factors.steps_at_once
                 first = 2 * at_once * tile + step.number % at_once * 2
                 pair = [self.x[first + i] for i in range(2)]
-                dots = address(self.dots[self._dot(third, chain, tile)])
+                dots = address(self.dots[self._dot(part, chain, tile)])
                 self.do("apq_mma_u8s8", dots, *fragment, *pair)
 
     def _read_x(self, chunk: Expr, step: Step, tile: int) -> None:
@@ -138,12 +138,12 @@ class Product(Stream):
             source = self.xq[self._row(tile), column]
             self.read(f"apq_read{2 * at_once}", self.x[2 * at_once * tile], source)
 
-    def _fragment(self, number: int, step: Step, word: int, third: int) -> Expr:
+    def _fragment(self, number: int, step: Step, word: int, part: int) -> Expr:
         """uint32: four codes of a lane, a byte each, times 2^place."""
         out, unit = None, number * self.units + step.unit
         for field in self.layout.fields:
             load = self.layout.first_load(field) + step.number // field.per_byte
-            bits = self.word(unit, load, word, third)
+            bits = self.word(unit, load, word, part)
             lies, wanted = step.number % field.per_byte * field.width, step.place + field.shift
             if lies > wanted:
                 bits = bits >> _u32(lies - wanted)
@@ -155,8 +155,8 @@ class Product(Stream):
         assert out is not None
         return out
 
-    def _dot(self, third: int, chain: int, tile: int) -> int:
-        return 4 * ((third * self.chains + chain) * self.tiles + tile)
+    def _dot(self, part: int, chain: int, tile: int) -> int:
+        return 4 * ((part * self.chains + chain) * self.tiles + tile)
 
     def _row(self, tile: int) -> Expr:
         """Row of x, the last one where there is none: what comes of it is not stored."""
@@ -172,32 +172,32 @@ class Product(Stream):
 
     def _end(self, group: int, number: Expr) -> None:
         """Add a group's products to the sums, times both scales; `number` is the group's."""
-        for third in range(self.thirds):
-            self._add(group, number, third)
+        for part in range(self.parts):
+            self._add(group, number, part)
 
-    def _add(self, group: int, number: Expr, third: int) -> None:
+    def _add(self, group: int, number: Expr, part: int) -> None:
         layout, places = self.layout, self.places[group]
         if self.zeros_at_once and group % layout.together == 0:
-            first = layout.scale_place(self.block, number, self.scale_row(third), 0)
+            first = self.scale_place(part, number, 0)
             self.read("apq_read2", self.zeros[0], self.weights["zeros"][first])
-        self.take_scales(group, number, third)
+        self.take_scales(group, number, part)
         if not self.factors.folded and self.steps.exponent(group):
             for high in range(2):
                 scale = self.pair[high] * f32(0.5 ** self.steps.exponent(group))
                 b.buffer_store(self.pair, scale, [high])
         kind = "exact" if self.steps.exact(group) else "large"
         for tile in range(self.tiles):
-            last = self._dot(third, len(places) - 1, tile)
+            last = self._dot(part, len(places) - 1, tile)
             for at in range(4):
                 total: Any = self.dots[last + at]
                 for chain, place in enumerate(places[:-1]):
-                    part = self.dots[self._dot(third, chain, tile) + at]
-                    total = total + (part << i32(places[-1] - place))
+                    other = self.dots[self._dot(part, chain, tile) + at]
+                    total = total + (other << i32(places[-1] - place))
                 if not self.factors.ready:
-                    total = total - self._taken(group, tile, number, *divmod(at, 2))
+                    total = total - self._taken(group, part, tile, number, *divmod(at, 2))
                 b.buffer_store(self.dots, total, [last + at])
-            given = [self.sums[third * self.results + 4 * tile], self.dots[last], self.pair[0]]
-            by_group = self._row_scales(tile, group, number, third == 0)
+            given = [self.sums[part * self.results + 4 * tile], self.dots[last], self.pair[0]]
+            by_group = self._row_scales(tile, group, number, part == 0)
             if by_group is not None:
                 given.append(self.row_scales[by_group])
             function = f"apq_add_{kind}" + ("" if by_group is None else "_scaled")
@@ -218,14 +218,14 @@ class Product(Stream):
     def _magic(self, group: int) -> Expr:
         return i32(MAGIC if self.steps.exact(group) else 0)
 
-    def _taken(self, group: int, tile: int, number: Expr, high: int, odd: int) -> Expr:
+    def _taken(self, group: int, part: int, tile: int, number: Expr, high: int, odd: int) -> Expr:
         """The zero point's part of a sum that began without it."""
         zero: Any = i32(self.steps.zero(group))
         if self.zeros_at_once:
             word, byte = divmod(group % self.layout.together * 2 + high, 4)
             zero = (self.zeros[word] >> _u32(8 * byte) & _u32(255)).astype("int32")
         elif self.layout.zero_points:
-            place = self.layout.scale_place(self.block, number, self.lane // 4, high)
+            place = self.scale_place(part, number, high)
             zero = self.layout.zero(self.weights, place)
         if self.layout.zero_points:
             zero = zero << i32(self.steps.exponent(group))

@@ -1,10 +1,14 @@
 """The skeleton of products on GPUs: weights stream through tensor cores, rows of x stand still.
 
-A block of threads computes 16 rows of weights, or thirds of 16 whose codes are stored together, for
-some rows of x. Its warps take turns along K, a
-*chunk* at a time, and meet in shared memory at the end: else 8192 rows of weights give a
+A warp computes 16 rows of weights, or thirds of 16 whose codes are stored together, or several
+blocks of them (`Plan.stacked`), for some rows of x. Warps of a block of threads take turns along K,
+a *chunk* at a time, and meet in shared memory at the end: else 8192 rows of weights give a
 multiprocessor four warps. A lane's 16-byte load *is* its fragments
 (`apq_tvm.codegen.layouts.fragments`): nothing goes through shared memory.
+
+With few rows of x weights are what is read. With many it is x, once for every warp's rows of
+weights: then warps stand side by side along N (`Plan.side`), begin each round together, and what
+one has read of x the others find in the first cache.
 
 A round of several chunks reads all its weights before it uses the first of them: memory is a
 thousand cycles away.
@@ -14,6 +18,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from tvm import tirx
@@ -23,9 +29,32 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.codegen.layouts.fragments import FragmentLayout
 from apq_tvm.formats.integer import ROW_SUMS
 from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
-from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i64
+from apq_tvm.ops.gpu.team import meet
+from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32, i64
 
 WARP = 32
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How threads share a layer.
+
+    Parameters
+    ----------
+    warps : int
+        Of a block of threads that take turns along K.
+    chunks : int
+        Of a round.
+    side : int
+        As many times `warps` a block of threads has, each for other rows of weights.
+    stacked : int
+        Blocks of the layout that a warp multiplies what it reads of x by.
+    """
+
+    warps: int
+    chunks: int
+    side: int = 1
+    stacked: int = 1
 
 
 class Stream(ABC):
@@ -39,11 +68,8 @@ class Stream(ABC):
     tall : int
         Rows of x of a block of threads.
     results : int
-        Sums of a lane, of a third.
-    warps : int
-        Of a block of threads; they share K.
-    chunks : int
-        Of a round.
+        Sums of a lane, of 16 rows of weights.
+    plan : Plan
     call : callable
         ``(function, *arguments)`` → a call of a device function
         (`apq_tvm.tensorize.cuda.functions`).
@@ -55,13 +81,13 @@ class Stream(ABC):
         layout: FragmentLayout,
         tall: int,
         results: int,
-        warps: int,
-        chunks: int,
+        plan: Plan,
         call: Callable[..., Any],
     ) -> None:
         self.spec, self.layout, self.call = spec, layout, call
-        self.tall, self.results, self.warps, self.chunks = tall, results, warps, chunks
-        self.thirds = layout.thirds
+        self.tall, self.results, self.plan = tall, results, plan
+        self.warps, self.chunks = plan.warps, plan.chunks
+        self.thirds, self.parts = layout.thirds, layout.thirds * plan.stacked
         self.whole_rows = layout.group_size == -1
         self.units = layout.chunk_k // layout.unit_k
         self.groups = 0 if self.whole_rows else layout.chunk_k // layout.group_size
@@ -76,16 +102,18 @@ class Stream(ABC):
             self.weights = operands.weights(layout)
             self.bias, self.residual, self.y = operands.epilogue()
             down = (m + i64(self.tall - 1)) // i64(self.tall)
+            self.blocks, wide = layout.row_blocks(spec.n), self.plan.side * self.plan.stacked
             with (
-                b.thread_binding(0, i64(layout.row_blocks(spec.n)), "blockIdx.x") as self.block,
+                b.thread_binding(0, i64(-(-self.blocks // wide)), "blockIdx.x") as column,
                 b.thread_binding(0, down, "blockIdx.y") as tile,
-                b.thread_binding(0, self.warps, "threadIdx.y") as self.warp,
+                b.thread_binding(0, self.warps * self.plan.side, "threadIdx.y") as warp,
                 b.thread_binding(0, WARP, "threadIdx.x") as self.lane,
                 b.sblock("tile"),
             ):
                 b.reads()
                 b.writes()
                 self.first = tile * i64(self.tall)
+                self._stand(column, warp)
                 self._share()
         return builder.get()
 
@@ -118,13 +146,30 @@ class Stream(ABC):
 
     # ---- one block's share ----
 
+    def _stand(self, column: Expr, warp: Expr) -> None:
+        """A warp's turn along K, the first warp of those it meets, its first block of weights."""
+        self.warp, self.leader, self.block = warp, i32(0), column
+        if self.plan.side > 1:
+            self.warp, side = warp % self.warps, warp // self.warps
+            self.leader = side * self.warps
+            self.block = column * i64(self.plan.side) + side.astype("int64")
+        if self.plan.stacked > 1:
+            self.block = self.block * i64(self.plan.stacked)
+
+    def block_of(self, part: int) -> Expr:
+        """Where weights of 16 rows are; the last block where there is none: what comes of it is
+        not stored."""
+        if self.plan.side * self.plan.stacked == 1:
+            return self.block
+        return tirx.min(self.block + i64(part // self.thirds), i64(self.blocks - 1))
+
     def _share(self) -> None:
-        self.sums = local(self.thirds * self.results, "float32")
-        fill(self.sums, f32(0.0), 0, self.thirds * self.results)
-        self.scales = local(self.layout.together * self.thirds)
+        self.sums = local(self.parts * self.results, "float32")
+        fill(self.sums, f32(0.0), 0, self.parts * self.results)
+        self.scales = local(self.layout.together * self.parts)
         self.pair = local(2, "float32")
         self.begin()
-        self.words = local(4 * self.layout.unit_loads * self.units * self.chunks)
+        self.words = local(self.plan.stacked * self._words)
         if self.thirds > 1:
             self.unpacked = local(4 * self.thirds * len(self.layout.fields))
         chunks = self.layout.padded_k(self.spec.k) // self.layout.chunk_k
@@ -151,6 +196,8 @@ class Stream(ABC):
             self._read(self.warp + number * self.warps, number)
         # Else the compiler unrolls short loops whole, and asks for weights later.
         with b.serial(0, rounds, annotations={"disable_unroll": True}) as turn:
+            if self.plan.side > 1:
+                meet()
             for number in range(self.chunks):
                 chunk = (turn * self.chunks + number) * self.warps + self.warp
                 self.chunk(chunk, number)
@@ -167,36 +214,44 @@ class Stream(ABC):
     def _read(self, chunk: Expr, number: int) -> None:
         """All weights of a chunk."""
         codes, loads = self.weights["codes"], self.layout.unit_loads
-        for unit in range(self.units):
-            for load in range(loads):
-                at = 4 * ((number * self.units + unit) * loads + load)
-                source = codes[self.block, chunk * self.units + unit, load, self.lane, 0]
-                self.read("apq_read_weights", self.words[at], source)
+        for stacked, unit, load in product(*map(range, (self.plan.stacked, self.units, loads))):
+            at = stacked * self._words + 4 * ((number * self.units + unit) * loads + load)
+            block = self.block_of(stacked * self.thirds)
+            source = codes[block, chunk * self.units + unit, load, self.lane, 0]
+            self.read("apq_read_weights", self.words[at], source)
+
+    @property
+    def _words(self) -> int:
+        """Of a lane, of the weights of a block in a round."""
+        return 4 * self.layout.unit_loads * self.units * self.chunks
 
     def unpack(self, number: int) -> None:
         """Make `word` know the round's unit `number`, where thirds of a block share codes."""
         if self.thirds > 1:
-            assert self.units == 1
+            assert self.units == self.plan.stacked == 1
             first = address(self.words[4 * self.layout.unit_loads * number])
             self.do("apq_unpack_quinary", address(self.unpacked[0]), first)
 
-    def word(self, number: int, load: int, word: int, third: int) -> Expr:
-        """uint32: a lane's word of a load of the round's unit `number`, of a third of the block."""
+    def word(self, number: int, load: int, word: int, part: int) -> Expr:
+        """uint32: a lane's word of a load of the round's unit `number`, of 16 rows of weights."""
         if self.thirds > 1:
-            return self.unpacked[4 * (third * len(self.layout.fields) + load) + word]
-        return self.words[4 * (number * self.layout.unit_loads + load) + word]
+            return self.unpacked[4 * (part * len(self.layout.fields) + load) + word]
+        first = part * self._words
+        return self.words[first + 4 * (number * self.layout.unit_loads + load) + word]
 
-    def scale_row(self, third: int) -> Expr:
-        """Of a lane's first row of weights in a third, as `FragmentLayout.scale_place` wants it."""
-        return self.lane // 4 + third * 8 if third else self.lane // 4
+    def scale_place(self, part: int, number: Expr, high: int) -> tuple[Any, ...]:
+        """Index of the scale of a lane's first or other row of 16 rows of weights."""
+        third = part % self.thirds
+        row = self.lane // 4 + third * 8 if third else self.lane // 4
+        return self.layout.scale_place(self.block_of(part), number, row, high)
 
-    def take_scales(self, group: int, number: Expr, third: int) -> None:
+    def take_scales(self, group: int, number: Expr, part: int) -> None:
         """Leave the scales of a lane's two rows of weights in `pair`; `number` is the group's, of
         which `together` are read at once."""
         together = self.layout.together
-        slot, first = group % together, together * third
+        slot, first = group % together, together * part
         if slot == 0:
-            place = self.layout.scale_place(self.block, number, self.scale_row(third), 0)
+            place = self.scale_place(part, number, 0)
             self.read(f"apq_read{together}", self.scales[first], self.weights["scales"][place])
         self.do("apq_floats", address(self.pair[0]), self.scales[first + slot])
 
@@ -216,33 +271,34 @@ class Stream(ABC):
 
     def _meet(self) -> None:
         """Sum over warps in shared memory; each stores a part of the results. One warp has them."""
-        count = self.thirds * self.results
+        count = self.parts * self.results
         if self.warps == 1:
             with b.unroll(0, count) as at:
                 self._store(at, self.sums[at])
             return
-        shared = b.sblock_alloc_buffer((self.warps, count, 32), "float32", scope="shared")
+        side, leader = self.plan.side, self.leader
+        shared = b.sblock_alloc_buffer((side * self.warps, count, 32), "float32", scope="shared")
         for i in range(count):
-            b.buffer_store(shared, self.sums[i], [self.warp, i, self.lane])
-        b.evaluate(tirx.call_intrin("void", "tirx.tvm_storage_sync", "shared"))
+            b.buffer_store(shared, self.sums[i], [leader + self.warp, i, self.lane])
+        meet()
         with b.serial(0, -(-count // self.warps)) as turn:
             at = turn * self.warps + self.warp
             with b.If(at < count), b.Then():
-                total = shared[0, at, self.lane]
+                total = shared[leader, at, self.lane]
                 for warp in range(1, self.warps):
-                    total = total + shared[warp, at, self.lane]
+                    total = total + shared[leader + warp, at, self.lane]
                 self._store(at, total)
 
     def _store(self, at: Expr, total: Expr) -> None:
         spec, scheme = self.spec, self.spec.scheme
         assert scheme is not None
-        of_x, of_weights, mine = self.place(at if self.thirds == 1 else at % self.results)
-        if self.thirds > 1:
+        of_x, of_weights, mine = self.place(at if self.parts == 1 else at % self.results)
+        if self.parts > 1:
             of_weights = of_weights + at // self.results * 16
         column = self.block * i64(self.layout.rows) + of_weights.astype("int64")
         row = self.first + of_x.astype("int64")
         inside = row < self.m
-        if spec.n % self.layout.rows:
+        if spec.n % (self.layout.rows * self.plan.side * self.plan.stacked):
             inside = tirx.all(inside, column < i64(spec.n))
         if mine is not None:
             inside = tirx.all(inside, mine)
