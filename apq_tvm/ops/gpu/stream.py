@@ -28,8 +28,8 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts.fragments import FragmentLayout
 from apq_tvm.formats.integer import ROW_SUMS
-from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
 from apq_tvm.ops.gpu.team import meet
+from apq_tvm.ops.linear.spec import LinearSpec, Operands, epilogue_of
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i32, i64
 
 WARP = 32
