@@ -126,7 +126,7 @@ def _joined(quantized: QuantizedModel, profile: DeviceProfile, kv: str) -> Quant
     on_gpu = profile.gpu is not None
     kept = keep(join(quantized, cached_operators(profile)), cache_type(kv, on_gpu))
     if kept.model.state is not None or not on_gpu:
-        return settle(kept, on_gpu)
+        return settle(kept)
     joined = join(quantized, device_operators(profile))
     return replace(joined, model=replace(joined.model, stateless=kept.model.stateless))
 

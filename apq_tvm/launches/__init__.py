@@ -1,10 +1,10 @@
 """Fewer, larger nodes: attention as one, whose scores then never reach memory.
 
-On processors, and on a GPU where a decoder keeps its caches, it reads packed keys (`packed`). On
-processors linear layers of one x are one where slices of their result cost nothing (`one_input`).
-On a GPU a launch of a captured graph costs a microsecond or two, and a layer of an encoder has
-fifteen nodes: attention becomes one (`attention`), linear layers of one x that only it reads become
-one (`siblings`). What a kernel does to x moves into what makes x later (`apq_tvm.lower.behind`).
+On processors, and on a GPU where a decoder keeps its caches, it reads packed keys (`packed`), and
+linear layers of one x are one where slices of their result cost nothing (`one_input`). On a GPU a
+launch of a captured graph costs a microsecond or two, and a layer of an encoder has fifteen nodes:
+attention becomes one (`attention`), linear layers of one x that only it reads become one
+(`siblings`). What a kernel does to x moves into what makes x later (`apq_tvm.lower.behind`).
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def join(quantized: QuantizedModel, operators: Mapping[str, Callable[..., Any]])
     return join_siblings(joined)
 
 
-def settle(quantized: QuantizedModel, on_gpu: bool) -> QuantizedModel:
+def settle(quantized: QuantizedModel) -> QuantizedModel:
     """Let attention read values where they lie, once caches of sessions have taken their places;
-    on processors layers of one x become one where nothing has to be copied for it."""
+    layers of one x become one where nothing has to be copied for it."""
     nodes = read_in_place(quantized.model.nodes)
     settled = replace(quantized, model=replace(quantized.model, nodes=nodes))
-    return settled if on_gpu else join_one_input(settled)
+    return join_one_input(settled)

@@ -1,8 +1,9 @@
 """Linear layers of one x become one layer: q, k and v, or a gate and what it gates.
 
-For processors. A kernel begins to read weights slowly, and ends when its last thread does: one of
-three layers' weights does both once. What each layer gave is a slice of what they give, which costs
-nothing where what reads it computes element by element, so layers that others read stay apart.
+A kernel begins to read weights slowly, and ends when its last thread does: one of three layers'
+weights does both once, and on a GPU is one launch. What each layer gave is a slice of what they
+give, which costs nothing where what reads it computes element by element, so layers that others
+read stay apart.
 """
 
 from __future__ import annotations

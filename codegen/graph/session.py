@@ -37,21 +37,27 @@ def add_session(graph: Graph, state: State) -> None:
 
 
 def left_out(graph: Graph) -> Mapping[int, int]:
-    """Steps that only make an output that sessions do not want: number → that output."""
+    """Steps that only serve an output that sessions do not want: number → that output."""
     if graph.kept is None:
         return {}
-    readers: dict[int, int] = {}
-    for step in graph.steps:
+    users: dict[int, list[int]] = {}
+    for number, step in enumerate(graph.steps):
         for tensor in tensors_of(step):
             if tensor.place is Place.BUFFER:
-                readers[int(tensor.key)] = readers.get(int(tensor.key), 0) + 1
-    found = {}
-    for number, step in enumerate(graph.steps):
-        made = _written(graph, step)
-        if len(made) == 1 and readers[made[0]] == 1:
-            output = graph.buffers[made[0]].output
-            if output in graph.kept.presents:
-                found[number] = output
+                users.setdefault(int(tensor.key), []).append(number)
+    results = {int(tensor.key) for tensor in graph.results if tensor.place is Place.BUFFER}
+    found: dict[int, int] = {}
+    for number in reversed(range(len(graph.steps))):
+        made = _written(graph, graph.steps[number])
+        if len(made) != 1:
+            continue
+        output, readers = graph.buffers[made[0]].output, set(users[made[0]]) - {number}
+        if not readers and output in graph.kept.presents:
+            found[number] = output
+        elif readers and made[0] not in results and readers <= found.keys():
+            served = {found[reader] for reader in readers}
+            if len(served) == 1:
+                found[number] = served.pop()
     return found
 
 

@@ -23,7 +23,7 @@ GROUPS = {"three": (3, 1, 16), "seven": (14, 2, 32), "twelve": (12, 1, 8)}
 
 def packed(quantized: Any, profile: Any, kv: str) -> Any:
     """As decoders have it, of a model that is none."""
-    return settle(join(quantized, cached_operators(profile)), on_gpu=True)
+    return settle(join(quantized, cached_operators(profile)))
 
 
 def compiled(monkeypatch: Any, onnx: Path, folder: Path) -> Any:

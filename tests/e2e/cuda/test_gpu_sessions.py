@@ -25,8 +25,8 @@ from tests.simulated_gpu import Program
 ROOT = Path(__file__).resolve().parents[3]
 IDS = np.random.default_rng(0).integers(0, CONFIG.vocabulary, (2, 560))
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
-HALF = {"rtol": 1e-3, "atol": 1e-3}
-"""A difference in the last place may round a number of 16 bits the other way."""
+HALF = {"rtol": 1e-3, "atol": 4e-3}
+"""A last place may round a number of 16 bits the other way; logits are up to 30."""
 
 
 def built(onnx: Path, folder: Path, name: str, scheme: str, kv: str = "f32") -> tuple[Any, Any]:
