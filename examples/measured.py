@@ -479,6 +479,30 @@ def generate() -> str:
     return f"{machine_name(document)}; tokens/s. Measured {dated}.\n\n{body}"
 
 
+def gpu() -> str:
+    """Layers on a GPU beside cuBLAS."""
+    found = read("gpu")
+    lines = [
+        f"Of an {found['machine']['processor']}, which reads"
+        f" {found['machine']['rates']['read_gbs'] / 1000:.2f} TB/s; {found['machine']['rival']}.",
+        "",
+        "| NxK | scheme | M | kernel | us | product us | share of reads | cuBLAS us | ratio |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(found["rows"], key=lambda r: (_size(r["shape"]), r["scheme"], r["m"])):
+        lines.append(
+            f"| {row['shape']} | `{row['scheme']}` | {row['m']} | `{row['kernel']}` "
+            f"| {row['us']:.1f} | {row['product_us']:.1f} | {row['share']:.0%} "
+            f"| {row['rival_us']:.1f} | {row['rival_us'] / row['us']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def _size(shape: str) -> int:
+    n, k = map(int, shape.split("x"))
+    return n * k
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "headlines": headlines,
     "linear": linear,
@@ -498,6 +522,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "arm_prefill": lambda: arm_shares("arm_prefill"),
     "arm_layouts": arm_layouts,
     "arm_rivals": arm_rivals,
+    "gpu": gpu,
 }
 
 

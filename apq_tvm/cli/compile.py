@@ -179,6 +179,7 @@ def _report_module(
     """Print what came of it: one line, what should be known of layers, what was measured."""
     from apq_tvm.inspect import bits_line
     from apq_tvm.inspect import inspect as describe
+    from apq_tvm.onnx_import.external import stored_bytes
 
     report = describe(result.path)
     layers = report["layers"]
@@ -190,9 +191,9 @@ def _report_module(
     say_remarks(layers, codes)
     for remark in report.get("tuning", {}).get("remarks", ()):
         say(f"remark: {remark}")
-    share = report["package_bytes"] / max(model.stat().st_size, 1)
+    share = report["package_bytes"] / max(stored_bytes(model), 1)
     say(
-        f"{result.path}: {megabytes(report['package_bytes'])} ({share:.0%} of the ONNX file), "
+        f"{result.path}: {megabytes(report['package_bytes'])} ({share:.0%} of the ONNX model), "
         f"{bits_line(report)}, {seconds:.1f} s"
     )
     if inputs is not None:

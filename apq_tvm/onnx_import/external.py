@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from contextlib import suppress
 from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
@@ -15,6 +16,18 @@ from apq_tvm.types import Array
 
 if TYPE_CHECKING:
     import onnx
+
+
+def stored_bytes(model: Path) -> int:
+    """Bytes of an ONNX file that was imported, and of the files beside it that hold its weights."""
+    import onnx
+
+    files, proto = {model}, onnx.load(model, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            with suppress(ImportFailed):  # a weight that nothing reads
+                files.add(_locate(tensor, model.parent, tensor.name)[0])
+    return sum(file.stat().st_size for file in files)
 
 
 def read_tensor(tensor: onnx.TensorProto, folder: Path, name: str) -> Array:

@@ -53,7 +53,9 @@ def round_rows(x: F32, scheme: Scheme) -> tuple[F32, F64]:
     codes = groups / scale - middle
     nearest = np.rint(codes)
     codes = np.where(_between(codes), nearest, codes)
-    moved = ((codes + middle) * scale).reshape(m, -1)[:, :k].astype(np.float32)
+    # None past the ends of its group, whose codes are the same then: they make the scale.
+    ends = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
+    moved = np.clip((codes + middle) * scale, *ends).reshape(m, -1)[:, :k].astype(np.float32)
     exact = (np.clip(nearest, -most, most) + middle) * scale
     return moved, exact.reshape(m, -1)[:, :k]
 

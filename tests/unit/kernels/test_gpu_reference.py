@@ -54,3 +54,13 @@ def test_one_bit_is_a_sign_and_the_mean_magnitude() -> None:
     assert np.array_equal(np.sign(first), np.sign(x[0, :32]))
     last = exact[0, K // 32 * 32 :]  # a group of 16
     np.testing.assert_allclose(np.abs(last), np.abs(x[0, -len(last) :].astype(np.float64)).mean())
+
+
+def test_no_figure_moves_past_the_largest() -> None:
+    """It would make the scale: an H200 was called wrong so, of one row of 14336 columns in 128."""
+    row = np.array([[126.52, -126.48, 126.51, *range(29)]], np.float32)
+    scheme = parse_scheme("W8A8")
+    assert scheme is not None
+    clear, exact = round_rows(row, scheme)
+    assert clear.max() == row.max() and clear[0, 2] == row.max()
+    np.testing.assert_allclose(exact[0, :3], [127, -126, 127], rtol=1e-6)
