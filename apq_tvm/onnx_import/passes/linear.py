@@ -248,22 +248,49 @@ def _bias_weight(graph: Graph, value: str, n: int, beta: float = 1.0) -> str:
 
 
 def _bias(graph: Graph, node: Node) -> None:
-    """Move a constant added to a layer's output into the layer."""
+    """Move a constant added to a layer's output, or to a reshape of it, into the layer."""
     for y, c in (node.inputs, node.inputs[::-1]):
-        layer = graph.made_by(y, "apq.Linear")
-        if layer is None or not graph.only_use(y) or c not in graph.weights:
+        split = graph.made_by(y, *RESHAPES)
+        made = y if split is None else split.inputs[0]
+        layer = graph.made_by(made, "apq.Linear")
+        if layer is None or not graph.only_use(y) or not graph.only_use(made):
             continue
         if layer.inputs[2] or layer.inputs[3] or layer.attrs["activation"]:
             continue
         n = graph.weights[layer.inputs[1]].shape[0]
         rank = graph.rank(y)
-        if rank is None or graph.weights[c].ndim > rank:
+        if rank is None or c not in graph.weights or graph.weights[c].ndim > rank:
             continue
-        bias = _bias_weight(graph, c, n)
-        if bias:
-            inputs = (*layer.inputs[:2], bias, "")
-            graph.replace(node, replace(layer, inputs=inputs, outputs=node.outputs))
+        bias = _bias_weight(graph, c, n) if split is None else _split_bias(graph, made, y, c)
+        if not bias:
+            continue
+        layer = replace(layer, inputs=(*layer.inputs[:2], bias, ""))
+        if split is None:
+            graph.replace(node, replace(layer, outputs=node.outputs))
             return
+        wide = _value(graph, f"{made}.biased", made, graph.shape(made))
+        back = replace(split, inputs=(wide, *split.inputs[1:]), outputs=node.outputs)
+        graph.replace(node, replace(layer, outputs=(wide,)), back)
+        return
+
+
+def _split_bias(graph: Graph, made: str, y: str, c: str) -> str:
+    """`c` as a bias of the layer of `made`, whose outputs `y` has as several axes, else ``""``."""
+    whole, shape = graph.known_shape(made), graph.known_shape(y)
+    array = graph.weights[c]
+    if not whole or shape is None or array.dtype.name not in FLOATS:
+        return ""
+    outputs = shape[len(whole) - 1 :]
+    if shape[: len(whole) - 1] != whole[:-1] or not all(isinstance(dim, int) for dim in outputs):
+        return ""
+    sizes = tuple(int(str(dim)) for dim in outputs)
+    padded = (1,) * (len(shape) - array.ndim) + array.shape
+    rows, own = padded[: len(whole) - 1], padded[len(whole) - 1 :]
+    fits = all(a in (1, b) for a, b in zip(own, sizes, strict=True))
+    if any(dim != 1 for dim in rows) or not fits:
+        return ""
+    text = "x".join(map(str, sizes))
+    return stored(graph, c, f".bias{text}", np.broadcast_to(array.reshape(own), sizes).reshape(-1))
 
 
 def _embedding(graph: Graph, node: Node) -> list[Node] | None:
