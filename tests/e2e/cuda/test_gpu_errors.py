@@ -267,13 +267,13 @@ def test_a_grid_beyond_the_gpu(program, tmp_path: Path) -> None:
         tmp_path,
     )
     pipeline.compile(
-        path, tmp_path / "tall", target="rtx-3090", scheme="W1A8g256", images=Simulator()
+        path, tmp_path / "tall", target="rtx-3090", scheme="W2A4g256", images=Simulator()
     )
     text = """
     import numpy as np
     import tall
     try:
-        tall.run(x=np.zeros((4 * 65535 + 1, 32), np.float32))
+        tall.run(x=np.zeros((8 * 65535 + 1, 32), np.float32))
     except tall.RunError as error:
         print(error)
     print(tall.run(x=np.zeros((5, 32), np.float32))["y"].shape)
@@ -294,7 +294,10 @@ def test_no_compiler_of_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         build([("MatMul", "x w", "y")], {"x": ("float32", ["m", 32])}, "y", {"w": rand(32, 16)}),
         tmp_path,
     )
-    for target, extra in (("rtx-3090", "apq-tvm[cuda]"), ("jetson-agx-thor", "apq-tvm[cuda13]")):
+    wanted = [("rtx-3090", "apq-tvm[cuda]")]
+    if which("aarch64-linux-gnu-gcc"):
+        wanted.append(("jetson-agx-thor", "apq-tvm[cuda13]"))
+    for target, extra in wanted:
         with pytest.raises(BuildError, match=re.escape(f"pip install '{extra}'")):
             pipeline.compile(path, tmp_path / "m", target=target)
     assert not (tmp_path / "m").exists()
