@@ -52,7 +52,20 @@ def _on_gpu(kernel: LinearKernel) -> LinearKernel:
     return replace(kernel, schedule=_schedule)
 
 
-def _tiled(width: int | None, tall: int, groups: int, least: int) -> LinearKernel:
+_TALL, _FEW = (64, 2), (16, 4)
+"""Rows of x of a block, and groups of threads."""
+
+
+def _least(width: int | None, tall: int) -> int:
+    """From how many rows of x on. On an H200 (4096 x 4096) `_FEW` takes 108 us for any 16 rows, and
+    a warp for each result 13 to 20 us a row of weights that are codes or in a table, 81 us where
+    planes are put together (``anyprec``)."""
+    if tall == _TALL[0]:
+        return _FEW[0] + 1
+    return 2 if width else 7
+
+
+def _tiled(width: int | None, tall: int, groups: int) -> LinearKernel:
     """The kernel of so many rows of x a block for a run-time width, 0 for formats without a choice,
     None for float weights."""
     plain = width is None
@@ -73,23 +86,20 @@ def _tiled(width: int | None, tall: int, groups: int, least: int) -> LinearKerne
 
     return LinearKernel(
         "plain" if plain else "generic", "F32" if plain else f"decode{width or ''}", 0,
-        Instruction("ffma", (), ROWS), least,
+        Instruction("ffma", (), ROWS), _least(width, tall),
         check=check, layout=layout, func=func, schedule=lambda sch, choice: None,
         prepare=lambda choice: None, family="int" if plain else "", width=width or 0, m_named=tall,
     )  # fmt: skip
 
 
-_TILES = ((64, 2, 17), (16, 4, 2))
-"""Rows of x of a block, groups of threads, and from how many rows of x on."""
-
 GENERIC_KERNELS: tuple[LinearKernel, ...] = (
-    *(_tiled(width, *tile) for tile in _TILES for width in range(9)),
+    *(_tiled(width, *tile) for tile in (_TALL, _FEW) for width in range(9)),
     *map(_on_gpu, generic_kernels(_layout)),
 )
 """For each run-time width, and for formats without a choice."""
 
 DENSE_KERNELS: tuple[LinearKernel, ...] = (
-    *(_tiled(None, *tile) for tile in _TILES),
+    *(_tiled(None, *tile) for tile in (_TALL, _FEW)),
     LinearKernel(
         "plain", "F32", 0, Instruction("", (), LANES), 1,
         check=lambda spec, profile: check_float(spec),
