@@ -26,10 +26,11 @@ def explain(path: AnyPath, layer: str | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``module``, ``batch``, ``attention``, ``target``, ``features`` and ``layers``: ``name``,
-        ``scheme``, ``kernels``, ``rejected`` and ``note`` of each; ``functions`` that the tuner's
-        records decided: ``name``, ``decisions`` and ``source``. Where the library chooses
-        between devices, ``variants`` too: ``target``, ``features`` and ``layers`` of each.
+        ``module``, ``batch``, ``attention``, ``products`` (float ones by name, and why),
+        ``target``, ``features`` and ``layers``: ``name``, ``scheme``, ``kernels``, ``rejected``
+        and ``note`` of each; ``functions`` that the tuner's records decided: ``name``,
+        ``decisions`` and ``source``. Where the library chooses between devices, ``variants`` too:
+        ``target``, ``features`` and ``layers`` of each.
 
     Raises
     ------
@@ -77,7 +78,7 @@ def _report(
             "layers": [{key: entry[key] for key in keep if key in entry} for entry in layers],
         }
 
-    kept = ("batch", "attention", "session", "stateless")
+    kept = ("batch", "attention", "session", "stateless", "products")
     whole = {key: manifest[key] for key in kept if manifest.get(key)}
     if "batch" in whole:
         whole["batch"] = {**whole["batch"], "stages": manifest.get("graph", {}).get("stages", 0)}
@@ -96,12 +97,13 @@ def _report(
 def explanation_lines(report: Mapping[str, Any]) -> list[str]:
     """`explain` as text, layers with the same story told once."""
     if "batch" in report:
-        told = ("batch", "attention", "session", "stateless")
+        told = ("batch", "attention", "session", "stateless", "products")
         rest = {key: value for key, value in report.items() if key not in told}
         told_lines = (
             _batch_lines(report["batch"]),
             _attention_lines(report),
             _session_lines(report),
+            _product_lines(report),
         )
         lines = [line for part in told_lines for line in part]
         return [*lines, "", *explanation_lines(rest)]
@@ -150,6 +152,12 @@ def _session_lines(report: Mapping[str, Any]) -> list[str]:
     scales = ", one scale for each head and token" if info["cache"] == "int8" else ""
     kind = f"{len(info['caches'])} caches of {info['cache']}{scales}"
     return [f"sessions keep {kind}, which grow in place"]
+
+
+def _product_lines(report: Mapping[str, Any]) -> list[str]:
+    """Products with constants that are no layers."""
+    products = report.get("products", {})
+    return [f"{name} stays a float product: {reason}" for name, reason in products.items()]
 
 
 def _attention_lines(report: Mapping[str, Any]) -> list[str]:

@@ -40,7 +40,7 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
         are cut into parts, or a ``note`` why there is none), ``attention`` (`describe_attention`),
         ``session`` (`describe_session`; where a model with caches has none, ``stateless`` is why),
         ``tuning`` (`describe_tuning`),
-        ``layers``, ``functions``,
+        ``layers``, ``products`` (`describe_products`), ``functions``,
         ``onnx_sha256``; where there are several devices also ``variants``, a list of ``target``,
         ``features`` and ``layers`` of each. ``layers`` and ``functions`` are then those of the
         first.
@@ -57,6 +57,7 @@ def describe(plan: KernelPlan, scheduled: Sequence[ScheduledModel]) -> dict[str,
         **describe_attention(plan.quantized, scheduled),
         "tuning": describe_tuning(plan),
         "layers": describe_layers(plan, scheduled[0]),
+        "products": describe_products(model),
         "functions": [
             {
                 "name": name,
@@ -138,6 +139,12 @@ def describe_layers(
         for made in linears
     }
     return [describe_layer(plan, nodes[name], decided) for name in plan.choices]
+
+
+def describe_products(model: ImportedModel) -> dict[str, str]:
+    """``products``: by name, why a MatMul with a stack of constant matrices is no layer."""
+    products = [node.name for node in model.nodes if node.op == "MatMul"]
+    return {name: model.notes[name] for name in products if name in model.notes}
 
 
 def describe_variants(plan: KernelPlan, scheduled: Sequence[ScheduledModel] = ()) -> dict[str, Any]:

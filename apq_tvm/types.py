@@ -141,7 +141,8 @@ class ImportedModel:
     quantized : mapping of str to QuantizedTensor
         By weight: the codes that the file itself holds. `weights` has what they mean in float32.
     notes : mapping of str to str
-        By weight or layer: what of a file's own quantization was kept, rounded or dropped.
+        By weight or layer: what of a file's own quantization was kept, rounded or dropped; by
+        product: why it is no layer.
     batch : str
         Dimension along which a run may be cut into parts (`apq_tvm.onnx_import.apart`); ``""`` if
         there is none, and `mixed` tells why.

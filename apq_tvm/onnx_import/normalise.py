@@ -37,6 +37,7 @@ from apq_tvm.onnx_import.passes.fold import fold
 from apq_tvm.onnx_import.passes.linear import make_layers
 from apq_tvm.onnx_import.passes.moves import merge_moves
 from apq_tvm.onnx_import.passes.norm import fuse_layer_norm
+from apq_tvm.onnx_import.passes.stacked import split_stacks
 from apq_tvm.onnx_import.passes.widen import widen
 from apq_tvm.onnx_import.read import read_graph
 from apq_tvm.onnx_import.symbolic.assume import assume_equal
@@ -114,6 +115,7 @@ def _rewrite(graph: Graph) -> None:
     fold_affine(graph)
     channels_last(graph)
     rewrite_windows(graph)
+    split_stacks(graph)
     make_layers(graph)
     merge_moves(graph)
     decide_comparisons(graph)

@@ -105,6 +105,27 @@ class Codes:
         scale = np.ones_like(spread.scale)
         return replace(spread, scale=scale, zero=spread.scale)
 
+    @property
+    def of_stack(self) -> bool:
+        """Whether a row, which is one matrix of a stack, has one scale."""
+        return bool(self.block[1] == self.values.shape[1])
+
+    def row(self, index: int) -> Codes:
+        """The codes of ``matrix[index : index + 1]`` where `of_stack`."""
+        at = slice(index // self.block[0], index // self.block[0] + 1)
+        zero = None if self.zero is None else self.zero[at]
+        values = self.values[index : index + 1]
+        block = (1, self.block[1])
+        return replace(self, values=values, scale=self.scale[at], zero=zero, block=block)
+
+    def side_by_side(self, k: int, n: int) -> Codes:
+        """The codes of ``[matrix[0], matrix[1], ...]``, each [K, N] flat, where `of_stack`."""
+        count = len(self.values)
+        values = self.values.reshape(count, k, n).swapaxes(0, 1).reshape(k, count * n)
+        zero = None if self.zero is None else self.zero.T
+        block = (k, n * self.block[0])
+        return replace(self, values=values, scale=self.scale.T, zero=zero, block=block)
+
     def _spread(self, entries: Array, block: tuple[int, int]) -> Array:
         """Entries of blocks as entries of smaller blocks: one row or column each, or unchanged."""
         rows, columns = self.values.shape
