@@ -66,7 +66,7 @@ def test_scales_multiplied_one_after_the_other(tmp_path: Path) -> None:
         ("Mul", "ws f", "g"),
         ("Mul", "g s", "y"),
     ]
-    values, codes = integers("int8", 32, 6)
+    values, codes = integers("int8", 32, 6, small=True)
     inputs = {"x": ("float32", ["b", 32])}
     path = save(build(nodes, inputs, "y", {"q": values, "ws": np.abs(rand(6)) + 0.1}), tmp_path)
     model = near(path, 0.03)
@@ -128,7 +128,7 @@ def test_rounded_activations_become_clipped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("columns", [1, 6])
 def test_qlinear_matmul_rounds_its_output(tmp_path: Path, columns: int) -> None:
-    values, codes = integers("int8", 32, 6)
+    values, codes = integers("int8", 32, 6, small=True)
     nodes = [
         ("QuantizeLinear", "x xs xz", "a"),
         ("QLinearMatMul", "a xs xz q s wz ys yz", "b"),
