@@ -21,12 +21,12 @@ from apq_tvm.lower.cache import cache_converter
 from apq_tvm.lower.channels_first import ChannelsFirstLowering
 from apq_tvm.lower.channels_last import ChannelsLastLowering
 from apq_tvm.lower.dims import Dims
-from apq_tvm.lower.extremes import extreme_converters
 from apq_tvm.lower.fusion import bound_fusion
 from apq_tvm.lower.indexing import indexing_converters
 from apq_tvm.lower.linear import LinearLowering
 from apq_tvm.lower.nodes import node_converters
 from apq_tvm.lower.places import place_converters
+from apq_tvm.lower.reductions import reduction_converters
 from apq_tvm.lower.regions import region_converters
 from apq_tvm.lower.relax_import import import_graph
 from apq_tvm.lower.run_sizes import RunSizeLowering
@@ -89,7 +89,7 @@ def lower(
         **windows.converters(),
         **ChannelsFirstLowering(dims, model.value_specs).converters(),
         **RunSizeLowering(dims).converters(),
-        **extreme_converters(model),
+        **reduction_converters(model),
     }
     visible = {
         name
