@@ -113,3 +113,9 @@ class OutputExists(ApqError):
 
 class OutputFailed(ApqError):
     """The output could not be written; an existing one is left intact."""
+
+
+def last_line(error: Exception) -> str:
+    """What the last line of a message of TVM says: those before it tell where."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

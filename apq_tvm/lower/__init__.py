@@ -7,6 +7,7 @@ from TVM's ONNX importer and is legalized and fused here.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tvm
 from tvm import relax
 
+from apq_tvm.errors import UnsupportedModel, last_line
 from apq_tvm.lower.arithmetic import ARITHMETIC
 from apq_tvm.lower.attention import AttentionLowering
 from apq_tvm.lower.behind import prepare_behind
@@ -21,17 +23,17 @@ from apq_tvm.lower.cache import cache_converter
 from apq_tvm.lower.channels_first import ChannelsFirstLowering
 from apq_tvm.lower.channels_last import ChannelsLastLowering
 from apq_tvm.lower.dims import Dims
-from apq_tvm.lower.extremes import extreme_converters
 from apq_tvm.lower.fusion import bound_fusion
 from apq_tvm.lower.indexing import indexing_converters
 from apq_tvm.lower.linear import LinearLowering
 from apq_tvm.lower.nodes import node_converters
 from apq_tvm.lower.places import place_converters
+from apq_tvm.lower.reductions import reduction_converters
 from apq_tvm.lower.regions import region_converters
 from apq_tvm.lower.relax_import import import_graph
 from apq_tvm.lower.run_sizes import RunSizeLowering
 from apq_tvm.lower.shapes import ShapeLowering
-from apq_tvm.types import WEIGHT_INPUT, Array, LoweredModel, PackedModel
+from apq_tvm.types import WEIGHT_INPUT, Array, ImportedModel, LoweredModel, PackedModel
 
 if TYPE_CHECKING:
     from apq_tvm.schedules.decide import DecideOf
@@ -61,7 +63,8 @@ def lower(
     Raises
     ------
     UnsupportedModel
-        A node whose shape or operator Relax cannot express; the message names it.
+        A node whose shape or operator Relax cannot express, or a pass of TVM that fails; the
+        message names it.
     """
     params, of_layer = _params(packed)
     # ``main``'s parameters exist only once the import runs, hence the late lookup.
@@ -89,7 +92,7 @@ def lower(
         **windows.converters(),
         **ChannelsFirstLowering(dims, model.value_specs).converters(),
         **RunSizeLowering(dims).converters(),
-        **extreme_converters(model),
+        **reduction_converters(model),
     }
     visible = {
         name
@@ -102,7 +105,7 @@ def lower(
     with contextlib.redirect_stdout(sys.stderr):
         mod = import_graph(model, converters, params, hidden, variables, dims)
         linears.finish()
-        mod = _fuse(prepare_behind(mod, linears.always_prepared()))
+        mod = _fuse(prepare_behind(mod, linears.always_prepared()), model)
     return LoweredModel(
         packed, mod, params, linears.variants, linears.funcs, linears.preparations,
         attentions.declined, linears.gathered,
@@ -123,20 +126,39 @@ def _params(packed: PackedModel) -> tuple[dict[str, Array], dict[str, dict[str, 
     return params, of_layer
 
 
-def _fuse(mod: tvm.IRModule) -> tvm.IRModule:
-    """Legalize and fuse what is still Relax; our PrimFuncs are opaque to this."""
-    passes = tvm.transform.Sequential(
-        [
-            relax.transform.DecomposeOpsForInference(),
-            relax.transform.LegalizeOps(),
-            relax.transform.AnnotateTIROpPattern(),
-            relax.transform.FoldConstant(),
-            bound_fusion(),
-            relax.transform.FuseOps(),
-            relax.transform.FuseTIR(),
-            # A schedule would hide that a PrimFunc only renames indices.
-            relax.transform.RewriteDataflowReshape(),
-            relax.transform.DeadCodeElimination(),
-        ]
+def _fuse(mod: tvm.IRModule, model: ImportedModel) -> tvm.IRModule:
+    """Legalize and fuse what is still Relax; our PrimFuncs are opaque to this.
+
+    Raises
+    ------
+    UnsupportedModel
+        A pass of TVM fails; the message has the functions that TVM's names, if it names any.
+    """
+    passes = (
+        relax.transform.DecomposeOpsForInference(),
+        relax.transform.LegalizeOps(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FoldConstant(),
+        bound_fusion(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        # A schedule would hide that a PrimFunc only renames indices.
+        relax.transform.RewriteDataflowReshape(),
+        relax.transform.DeadCodeElimination(),
     )
-    return passes(mod)
+    for each in passes:
+        try:
+            mod = each(mod)
+        except Exception as error:  # TVM's own errors have no base
+            raise UnsupportedModel(_failed(mod, model, each.info.name, error)) from error
+    return mod
+
+
+def _failed(mod: tvm.IRModule, model: ImportedModel, name: str, error: Exception) -> str:
+    words = set(re.findall(r"\w+", str(error)))
+    named = sorted({gv.name_hint for gv in mod.functions} & words - {"main"})
+    where = f" (of {', '.join(named)})" if named else ""
+    dims = sorted({d for spec in model.inputs for d in spec.shape if isinstance(d, str)})
+    fixed = " ".join(f"--dim {dim}=SIZE" for dim in dims)
+    remedy = f"dimensions of a fixed size may help ({fixed})" if dims else "please report it"
+    return f"{model.name}: TVM's pass {name} fails{where}: {last_line(error)}; {remedy}"

@@ -17,6 +17,7 @@ from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.nodes import Shapes, call, convert_matmul, convert_softmax, same
 from apq_tvm.lower.relax_import import Convert
+from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops.graph.attention import PACK
 from apq_tvm.ops.graph.unpacked import unpacked_keys, unpacked_values
 from apq_tvm.schedules.devices import cached_operators, device_operators
@@ -119,7 +120,7 @@ class Unpacked:
         return list(known_shape(x, self._node))
 
     def _reshaped(self, x: Any, extents: Sequence[Any]) -> Any:
-        return self._bb.emit(relax.op.reshape(x, relax.ShapeExpr(list(extents))))
+        return self._bb.emit(reshape(x, list(extents)))
 
     def result(self, args: Sequence[Any]) -> Any:
         """What the kernel would give for q, keys, values, scales of int8, a mask and sinks."""

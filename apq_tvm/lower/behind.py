@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 
 from apq_tvm.errors import NotApplicable
+from apq_tvm.lower.reshape import reshape
 
 if TYPE_CHECKING:
     from apq_tvm.schedules.linear.kernel import Preparation
@@ -87,14 +88,14 @@ class _Pairs(relax.PyExprMutator):  # type: ignore[misc]
         matrix = relax.ShapeExpr([rows, columns])
         first, *rest = (self.visit_expr(arg) for arg in value.args[1])
         if len(func.params[0].shape) != len(first.ty.shape.values):
-            first = self.builder_.emit(relax.op.reshape(first, matrix))
+            first = self.builder_.emit(reshape(first, matrix))
         whole = len(func.params[1 + len(rest)].shape) == len(shape)
         types = [x.ty if whole else relax.TensorType(matrix, x.ty.dtype), *_types(prepared.ty)]
         variable = self.builder_.add_func(func, str(func.attrs["apq.op"]))
         made = self.builder_.emit(relax.call_tir(variable, [first, *rest], types))
         y, *outputs = (self.builder_.emit(relax.TupleGetItem(made, i)) for i in range(len(types)))
         self._made[prepared] = tuple(outputs)
-        shaped = self.builder_.emit(relax.op.reshape(y, relax.ShapeExpr(shape)))
+        shaped = self.builder_.emit(reshape(y, shape))
         self.set_var_remap(x, shaped)
 
 

@@ -12,6 +12,7 @@ from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.fusion import ALONE
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
+from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops.images.conv import conv
 from apq_tvm.ops.images.pad import pad
 from apq_tvm.ops.images.pool import pool
@@ -59,7 +60,7 @@ class ChannelsFirstLowering:
         )
         if bias is None:
             return made
-        flat = relax.op.reshape(bias, relax.ShapeExpr([1, shape[1], *[1] * rank]))
+        flat = reshape(bias, [1, shape[1], *[1] * rank])
         return relax.op.add(made, bb.emit(flat))
 
     def _out(self, node: Node) -> list[Any]:

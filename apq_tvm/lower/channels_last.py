@@ -10,6 +10,7 @@ from tvm import relax
 
 from apq_tvm.lower.nodes import Shapes, call
 from apq_tvm.lower.relax_import import Convert
+from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops.images.resample import Resampling, fold, resize
 from apq_tvm.ops.images.window_reduce import convolution, depthwise, pool
 from apq_tvm.ops.images.windows import Geometry, windows
@@ -124,9 +125,7 @@ class ChannelsLastLowering:
         func = convolution(shapes.of(source.x), out, source.geometry, *source.channels, lanes, tail)
         extents = [shapes.extent(dim) for dim in out]
         images = [
-            bb.emit(relax.op.reshape(value, relax.ShapeExpr(extents)))
-            if name == "residual"
-            else value
+            bb.emit(reshape(value, extents)) if name == "residual" else value
             for name, value in zip(_operands(tail), more, strict=True)
         ]
         return call(bb, func, [source.x, weight, *images], shapes)

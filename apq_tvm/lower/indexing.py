@@ -16,6 +16,7 @@ from apq_tvm.errors import UnsupportedModel
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.nodes import Shapes, call
 from apq_tvm.lower.relax_import import Convert
+from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops.graph.gather import gather, gather_elements, gather_nd, reverse_sequence
 from apq_tvm.ops.graph.scatter import REDUCTIONS, scatter_elements, scatter_nd
 from apq_tvm.ops.graph.topk import topk
@@ -91,7 +92,7 @@ def convert_scatter_nd(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]
     rows, inner = prod(lead, start=_int(1)), prod(extents[count:], start=_int(1))
 
     def shaped(value: Any, *dims: Any) -> Any:
-        return bb.emit(relax.op.reshape(value, relax.ShapeExpr(list(dims))))
+        return bb.emit(reshape(value, list(dims)))
 
     args = [
         shaped(x, *extents[:count], inner),
@@ -102,7 +103,7 @@ def convert_scatter_nd(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]
         shapes.of(args[0]), shapes.of(args[1]), dtype_of(x), dtype_of(ids), _reduction(node)
     )
     y = call(bb, _named(func, node), args, shapes)
-    return relax.op.reshape(y, relax.ShapeExpr(list(extents)))
+    return reshape(y, list(extents))
 
 
 def _int(value: int) -> Any:
@@ -155,7 +156,7 @@ def topk_converter(model: ImportedModel) -> Convert:
                 f"TopK {node.name!r}: k is {k}, but its axis has {extents[axis]} elements"
             )
         lead, rest = prod(extents[:axis], start=_int(1)), prod(extents[axis + 1 :], start=_int(1))
-        flat = bb.emit(relax.op.reshape(x, relax.ShapeExpr([lead, extents[axis], rest])))
+        flat = bb.emit(reshape(x, [lead, extents[axis], rest]))
         largest = bool(node.attrs.get("largest", 1))
         func = bb.add_func(topk(dtype_of(x), k, largest=largest), "topk")
         kept = [lead, _int(k), rest]
@@ -163,7 +164,7 @@ def topk_converter(model: ImportedModel) -> Convert:
         both = bb.emit(relax.call_tir(func, [flat], types))
         out = relax.ShapeExpr([*extents[:axis], _int(k), *extents[axis + 1 :]])
         parts = [bb.emit(relax.TupleGetItem(both, i)) for i in range(2)]
-        return relax.Tuple([bb.emit(relax.op.reshape(part, out)) for part in parts])
+        return relax.Tuple([bb.emit(reshape(part, out)) for part in parts])
 
     return convert
 

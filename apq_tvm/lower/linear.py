@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from apq_tvm.errors import UnsupportedModel
+from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults, Recorded
 from apq_tvm.schedules.graph.exprs import substitute
@@ -103,7 +104,7 @@ class LinearLowering:
         if made is not None:
             return made
         m = reduce(mul, lead, 1)
-        x2d = bb.emit(relax.op.reshape(x, relax.ShapeExpr([m, spec.k])))
+        x2d = bb.emit(reshape(x, [m, spec.k]))
         entry = self._add_funcs(bb, node, spec, lead)
         weights = self._param_vars(node.name)
         args: list[Any] = []
@@ -115,10 +116,10 @@ class LinearLowering:
         if spec.bias:
             args.append(bias)
         if spec.residual:
-            args.append(bb.emit(relax.op.reshape(residual, relax.ShapeExpr([m, spec.n]))))
+            args.append(bb.emit(reshape(residual, [m, spec.n])))
         out = relax.TensorType((m, spec.n), "float32")
         y = bb.emit(relax.call_tir(self._vars[entry.func], args, out))
-        return relax.op.reshape(y, relax.ShapeExpr([*lead, spec.n]))
+        return reshape(y, [*lead, spec.n])
 
     def _convolved(
         self, bb: relax.BlockBuilder, node: Node, spec: LinearSpec, x: Any, bias: Any, residual: Any

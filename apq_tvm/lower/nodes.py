@@ -18,6 +18,7 @@ from apq_tvm.errors import NotApplicable, UnsupportedModel
 from apq_tvm.formats import details
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
+from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops.graph.batch_matmul import batch_matmul
 from apq_tvm.ops.graph.elementwise import activation, gelu
 from apq_tvm.ops.graph.embedding import embedding
@@ -203,9 +204,9 @@ def cumsum_converter(model: ImportedModel) -> Convert:
         flags = {key: bool(node.attrs.get(key, 0)) for key in ("exclusive", "reverse")}
         flags["product"] = node.op == "CumProd"
         func = bb.add_func(running(str(x.ty.dtype), **flags), "cumsum")
-        x3d = bb.emit(relax.op.reshape(x, relax.ShapeExpr(shape)))
+        x3d = bb.emit(reshape(x, shape))
         y = bb.emit(relax.call_tir(func, [x3d], relax.TensorType(shape, x.ty.dtype)))
-        return relax.op.reshape(y, relax.ShapeExpr(extents))
+        return reshape(y, extents)
 
     return convert
 

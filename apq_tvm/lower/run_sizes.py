@@ -13,6 +13,7 @@ from apq_tvm.lower.fusion import ALONE
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.nodes import Shapes, call
 from apq_tvm.lower.relax_import import Convert
+from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops.graph.numbers import RULES
 from apq_tvm.ops.graph.select import non_max_suppression, non_zero, unique
 from apq_tvm.ops.graph.topk import topk
@@ -101,14 +102,14 @@ class RunSizeLowering:
         out = self._dims.shape(attrs["shapes"][0])
         one = tirx.const(1, "int64")
         lead, rest = prod(extents[:axis], start=one), prod(extents[axis + 1 :], start=one)
-        flat = bb.emit(relax.op.reshape(x, relax.ShapeExpr([lead, extents[axis], rest])))
+        flat = bb.emit(reshape(x, [lead, extents[axis], rest]))
         func = bb.add_func(topk(str(x.ty.dtype), None, largest=bool(attrs["largest"])), "topk")
         kept = [lead, out[axis], rest]
         types = [relax.TensorType(kept, dtype) for dtype in (x.ty.dtype, "int64")]
         both = bb.emit(relax.call_tir(func, [flat], types))
         parts = [bb.emit(relax.TupleGetItem(both, i)) for i in range(2)]
         shape = relax.ShapeExpr(out)
-        return relax.Tuple([bb.emit(relax.op.reshape(part, shape)) for part in parts])
+        return relax.Tuple([bb.emit(reshape(part, shape)) for part in parts])
 
     def one_hot(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.OneHot``: OneHot of a depth that only a run knows."""

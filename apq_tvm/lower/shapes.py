@@ -12,6 +12,7 @@ from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.fusion import ALONE
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
+from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops.graph.append_cache import append_cache
 from apq_tvm.types import Node
 
@@ -47,7 +48,7 @@ class ShapeLowering:
 
     def reshape(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Reshape``."""
-        return relax.op.reshape(inputs[0], relax.ShapeExpr(self.extents(node)))
+        return reshape(inputs[0], self.extents(node))
 
     def assume(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
         """``apq.Assume``: the emitted C compares the dimensions before anything runs."""

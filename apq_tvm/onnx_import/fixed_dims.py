@@ -30,7 +30,7 @@ def read_dims(graph: Graph, dims: DimSizes) -> tuple[dict[str, str], dict[str, t
     Raises
     ------
     BadInput
-        No input has such a dimension; a size that is less than 1, or bounds the wrong way round.
+        No input has such a dimension; a size that is less than 0, or bounds the wrong way round.
     """
     known = {d for spec in graph.inputs for d in spec.shape if isinstance(d, str)}
     names = {onnx: name for onnx, name in graph.dim_names.items() if name in known}
@@ -42,10 +42,10 @@ def read_dims(graph: Graph, dims: DimSizes) -> tuple[dict[str, str], dict[str, t
             there = ", ".join(repr(n) for n in sorted(names)) or "none: every size is fixed"
             raise BadInput(f"no input has a dimension {asked!r}; there are {there}")
         low, high = (size, size) if isinstance(size, int) else size
-        if not 0 <= low <= high <= LONGEST or not high:
+        if not 0 <= low <= high <= LONGEST:
             raise BadInput(
-                f"dimension {asked!r}: {low if low == high else f'{low}:{high}'} is no size from 1 "
-                f"to {LONGEST}, or no such range; the least of a range may be 0"
+                f"dimension {asked!r}: {low if low == high else f'{low}:{high}'} is no size from 0 "
+                f"to {LONGEST}, or no such range"
             )
         if low == high:
             fixed[name] = str(low)

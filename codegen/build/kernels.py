@@ -13,7 +13,7 @@ from tvm.target import codegen
 
 from apq_tvm.codegen.build.pipeline import build
 from apq_tvm.codegen.graph.c_text import identifier
-from apq_tvm.errors import BuildError
+from apq_tvm.errors import BuildError, last_line
 
 # LLVM feature → how /proc/cpuinfo spells it, for the extensions LLVM uses on its own or that
 # intrinsics name. x86: Linux arch/x86/include/asm/cpufeatures.h; Arm: arch/arm64/kernel/cpuinfo.c,
@@ -160,12 +160,7 @@ def _build_object(
             file.seek(0)
             return file.read()
     except Exception as error:
-        text = _last_line(error)
+        text = last_line(error)
         raise BuildError(f"TVM could not build the kernels {', '.join(names)}: {text}") from error
     finally:
         os.close(memory)
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

@@ -42,7 +42,12 @@ from apq_tvm.onnx_import.operators.standard import (
     space_to_depth,
     squeeze,
 )
-from apq_tvm.onnx_import.operators.whole_numbers import gemm, grid_sample, reduce_mean
+from apq_tvm.onnx_import.operators.whole_numbers import (
+    gemm,
+    grid_sample,
+    reduce_mean,
+    reduce_root_or_log,
+)
 from apq_tvm.onnx_import.run_sizes.resize import resize
 from apq_tvm.onnx_import.run_sizes.selections import SELECTIONS
 from apq_tvm.onnx_import.run_sizes.shape_inputs import SHAPE_INPUTS
@@ -66,6 +71,9 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "GridSample": grid_sample,
     "LpNormalization": lp_normalization,
     "MaxUnpool": max_unpool,
+    "ReduceL2": reduce_root_or_log,
+    "ReduceLogSum": reduce_root_or_log,
+    "ReduceLogSumExp": reduce_root_or_log,
     "ReduceMean": reduce_mean,
     "Resize": resize,
     "QuantizeLinear": quantize,

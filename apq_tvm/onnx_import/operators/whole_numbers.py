@@ -49,17 +49,26 @@ def grid_sample(graph: Graph, node: Node) -> None:
         )
 
 
-def reduce_mean(graph: Graph, node: Node) -> list[Node] | None:
-    """ReduceMean of integers: the quotient of sum and number, truncated; 0 of none."""
-    given = node.inputs[1] if len(node.inputs) > 1 else ""
+def _axes(steps: Steps) -> tuple[int, ...] | None:
+    """The axes of a reduction of integers: none where it does nothing; None where it stays."""
+    graph, node = steps.graph, steps.node
+    given = steps.input(1)
     if not _of_integers(graph, node) or (given and given not in graph.weights):
         return None
-    steps, x = Steps(graph, node), node.inputs[0]
-    shape, dtype = steps.shape(x), str(graph.dtype(x))
     axes = graph.weights[given].reshape(-1).tolist() if given else node.attrs.get("axes", ())
     if not axes and node.attrs.get("noop_with_empty_axes", 0):
-        return steps.done(x)
-    over = tuple(int(axis) % len(shape) for axis in axes or range(len(shape)))
+        return ()
+    rank = len(steps.shape(node.inputs[0]))
+    return tuple(int(axis) % rank for axis in axes or range(rank))
+
+
+def reduce_mean(graph: Graph, node: Node) -> list[Node] | None:
+    """ReduceMean of integers: the quotient of sum and number, truncated; 0 of none."""
+    steps, x = Steps(graph, node), node.inputs[0]
+    over = _axes(steps)
+    if not over:
+        return over if over is None else steps.done(x)
+    shape, dtype = steps.shape(x), str(graph.dtype(x))
     wide = "uint64" if dtype == "uint64" else "int64"
     keeps = bool(node.attrs.get("keepdims", 1))
     widened = steps("Cast", x, to=type_number(wide))
@@ -67,3 +76,26 @@ def reduce_mean(graph: Graph, node: Node) -> list[Node] | None:
     count = steps.dim(product(shape[axis] for axis in over))
     mean = steps("Div", total, steps("Cast", count, to=type_number(wide)))
     return steps.done(steps("Cast", mean, to=type_number(dtype)))
+
+
+def reduce_root_or_log(graph: Graph, node: Node) -> list[Node] | None:
+    """ReduceL2, ReduceLogSum and ReduceLogSumExp of integers, as ONNX Runtime truncates them."""
+    steps, x = Steps(graph, node), node.inputs[0]
+    over = _axes(steps)
+    if not over:
+        return over if over is None else steps.done(x)
+    keeps, number = bool(node.attrs.get("keepdims", 1)), type_number(str(graph.dtype(x)))
+
+    def truncated(function: str, value: str) -> str:
+        real = steps("Cast", value, to=type_number("float64"))
+        return steps("Cast", steps(function, real), to=number)
+
+    if node.op == "ReduceL2":
+        return steps.done(truncated("Sqrt", reduced(steps, "ReduceSumSquare", x, over, keeps)))
+    if node.op == "ReduceLogSum":
+        return steps.done(truncated("Log", reduced(steps, "ReduceSum", x, over, keeps)))
+    # Of exp(x - largest) only those of the largest are more than 0.
+    largest = steps("Equal", x, reduced(steps, "ReduceMax", x, over))
+    count = reduced(steps, "ReduceSum", steps("Cast", largest, to=7), over, keeps)
+    more = truncated("Log", steps("Max", count, steps.number(1, "int64")))
+    return steps.done(steps("Add", reduced(steps, "ReduceMax", x, over, keeps), more))

@@ -249,6 +249,8 @@ def _compute(node: Node, arrays: Mapping[str, Array], opset: int) -> list[Array]
             return [x.astype(to)]
     if node.op == "DequantizeLinear":
         return [dequantize(x, *(arrays[v] for v in node.inputs[1:]), attrs=node.attrs)]
+    if node.op in ("CumSum", "CumProd"):  # ONNX Runtime takes an axis [1], the reference does not
+        arrays = {**arrays, node.inputs[1]: arrays[node.inputs[1]].reshape(())}
     from onnx import helper
     from onnx.reference import ReferenceEvaluator
 

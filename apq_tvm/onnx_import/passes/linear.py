@@ -135,9 +135,14 @@ def _transpose(graph: Graph, base: str, x: str, out: str | None = None) -> Node:
 
 
 def _matrix(graph: Graph, value: str) -> bool:
-    """Whether `value` is a constant float matrix, after dropping leading axes of 1."""
+    """Whether `value` is a constant float matrix, after dropping leading axes of 1.
+
+    Not one without elements, which no format stores.
+    """
     weight = graph.weights.get(value)
-    return weight is not None and weight.ndim == 2 and weight.dtype.name in FLOATS
+    if weight is None or weight.ndim != 2 or not weight.size:
+        return False
+    return weight.dtype.name in FLOATS
 
 
 def _matmul(graph: Graph, node: Node) -> list[Node] | None:

@@ -19,7 +19,7 @@ def neutral(dtype: str, *, largest: bool) -> Any:
     return tirx.min_value(dtype) if largest else tirx.max_value(dtype)
 
 
-def extreme(x: Any, axes: Sequence[int], *, keep: bool, largest: bool) -> Any:
+def extreme(x: Any, axes: Sequence[int], keep: bool, *, largest: bool) -> Any:
     """Maximum or minimum of a te.Tensor over `axes`; of bool too."""
     dtype = str(x.dtype)
     wide = "uint8" if dtype == "bool" else dtype

@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax, te
 
+import apq_tvm
+from apq_tvm import lower
 from apq_tvm.codegen.emit import emit
 from apq_tvm.errors import BuildError, UnsupportedModel
 from apq_tvm.types import TensorSpec, Variant
+from tests import onnx_models
 from tests.e2e.module.helpers import (
     TABLE_ROWS,
     as_scheduled,
@@ -52,6 +56,24 @@ def test_leftover_calls_are_named(tmp_path: Path, call: Any, name: str) -> None:
     with pytest.raises(UnsupportedModel, match=name):
         emit(leftover(call), tmp_path / "leftover", {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pass_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """TVM's own error is none of ours; functions that it names are told."""
+
+    def failing(mod: Any, _: Any) -> Any:
+        names = [gv.name_hint for gv in mod.functions if gv.name_hint != "main"]
+        raise ValueError(f"Traceback\nInternalError: no size of {names[0]}")
+
+    made = tvm.transform.module_pass(failing, opt_level=0, name="Failing")
+    monkeypatch.setattr(lower, "bound_fusion", lambda: made)
+    model = onnx_models.build([("Exp", "x", "y")], {"x": ("float32", ["rows", 4])}, "y")
+    path = onnx_models.save(model, tmp_path)
+    told = (
+        r"pass Failing fails \(of tir_exp\): InternalError: no size of tir_exp; .*--dim rows=SIZE"
+    )
+    with pytest.raises(UnsupportedModel, match=told):
+        apq_tvm.compile(path, tmp_path / "compiled", scheme="float")
 
 
 def test_shape_output(tmp_path: Path) -> None:

@@ -42,6 +42,29 @@ def test_forms_match_onnxruntime(names: list[str], tmp_path: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_steps_and_no_rows(tmp_path: Path) -> None:
+    """Rows without steps end in a state of 0, as ONNX Runtime's do.
+
+    Which is run only where some row has a step: it leaves the cells of an LSTM unwritten where
+    there is none, and ends the process at a batch of 0.
+    """
+    path = save(joined(["lstm_bias_states", "lstm_two", "gru_early_two", "rnn_two"]), tmp_path)
+    apq_tvm.compile(path, tmp_path / "compiled", scheme="float")
+    module, session = load_module(tmp_path / "compiled"), session_of(path)
+    outputs = [output.name for output in session.get_outputs()]
+    some = feeds(4, 3) | {"lens": np.int32([0, 4, 0])}
+    got = module.run(some)
+    for name, value in zip(outputs, session.run(outputs, some), strict=True):
+        np.testing.assert_allclose(got[name], value, atol=2e-5, err_msg=name)
+    for steps, batch in ((0, 3), (4, 0), (0, 0)):
+        given = feeds(4, batch) | {"lens": np.full(batch, steps, np.int32)}
+        found = module.run(given | {"x": given["x"][:steps]})
+        for name, value in found.items():
+            shape = (got[name].shape[-3], batch, HIDDEN)
+            assert value.shape == ((steps, *shape) if name.endswith(".y") else shape), name
+            assert not value.any(), name
+
+
 GRUS = ["gru_late", "gru_early_two"]
 
 

@@ -18,6 +18,7 @@ from tests.onnx_models import build, joined, rand, save, session_of
 
 SIZES = {"b": 2, "s": 3, "t": 5, "k": 4}
 LONG = np.int64(np.iinfo(np.int64).max)
+WHOLE = "Mean L2 LogSum LogSumExp"
 HEADS = [
     ("Reshape", "x split", "h"),
     ("Transpose", "h", "q", {"perm": [0, 2, 1, 3]}),
@@ -54,12 +55,18 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
     "reduced": (
         [
             ("ReduceSum", "x first", "sum", {"keepdims": 0}),
-            *(("Reduce" + op, "x", op, {"axes": [0]}) for op in ("Max", "Prod", "L2")),
+            *(("Reduce" + op, "x", op, {"axes": [0]}) for op in ("Max", "Mean", "Prod", "L2")),
             ("CumSum", "x first", "sums"),
         ],
         {"x": of("b", 4)},
-        "sum Max Prod L2 sums",
+        "sum Max Mean Prod L2 sums",
         {"first": np.array([0])},
+    ),
+    "whole": (
+        [(f"Reduce{op}", "i", op, {"axes": [0]}) for op in WHOLE.split()],
+        {"i": of("b", 3, dtype="int32")},
+        WHOLE,
+        {},
     ),
     "moved": (
         [
@@ -138,3 +145,16 @@ def test_every_dimension_may_be_0(tmp_path: Path) -> None:
             if not same or not np.allclose(got[name], value, atol=0.05):
                 wrong.append(f"{name} at {sizes}: {got[name]} instead of {value}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_dimensions_are_fixed_at_0(tmp_path: Path) -> None:
+    """``--dim s=0``: of queries without rows, and of sums over nothing."""
+    nodes, inputs, outputs, weights = joined(
+        {name: GRAPHS[name] for name in ("attention", "products")}
+    )
+    path = save(build(nodes, inputs, " ".join(outputs), weights), tmp_path)
+    apq_tvm.compile(path, tmp_path / "compiled", scheme="W8A8", dims={"s": 0, "k": 0})
+    given = feeds(inputs, {**SIZES, "s": 0, "k": 0})
+    got = load_module(tmp_path / "compiled").run(given)
+    for name, value in zip(outputs, session_of(path).run(outputs, given), strict=True):
+        np.testing.assert_allclose(got[name], value, err_msg=name, strict=True)

@@ -150,12 +150,12 @@ class Layer:
             Inputs that hold the initial states, in the order of the state.
         """
         steps = self.steps
-        inside = self._inside() if steps.input(LENGTHS) else ""
+        inside, read = (self._inside() if steps.input(LENGTHS) else ""), self._read()
         outputs, finals = [], []
         for direction in self.directions:
             y, final = self._loop(direction, products, step, states, inside)
             outputs.append(y)
-            finals.append(final)
+            finals.append([self._of_rows(*pair, read) for pair in zip(final, states, strict=True)])
         results = [self._outputs(outputs) if steps.wants(0) else ""]
         for i in range(len(states)):
             results.append(self._final([f[i] for f in finals]) if steps.wants(1 + i) else "")
@@ -167,6 +167,24 @@ class Layer:
         at = steps.reshape(steps.range(self.length), self.length, 1, 1)
         lengths = steps("Cast", steps.input(LENGTHS), to=7)
         return steps("Less", at, steps.reshape(lengths, 1, self.batch, 1))
+
+    def _read(self) -> str:
+        """Whether a row has a step at all: bool [B, 1] or [1, 1]; ``""`` if all have."""
+        steps = self.steps
+        if steps.input(LENGTHS):
+            lengths = steps.reshape(steps.input(LENGTHS), self.batch, 1)
+        elif self.length and isinstance(self.length, int):
+            return ""
+        else:
+            lengths = steps.reshape(steps.dim(self.length), 1, 1)
+        return steps("Greater", steps("Cast", lengths, to=7), steps.number(0, "int64"))
+
+    def _of_rows(self, final: str, initial: int, read: str) -> str:
+        """A last state; 0 for rows without a step, as ONNX Runtime has it (ONNX does not say)."""
+        steps = self.steps
+        if not read or not steps.input(initial):  # which is 0 then
+            return final
+        return steps("Where", read, final, steps.number(0.0, self.dtype))
 
     def _loop(
         self,
