@@ -52,9 +52,9 @@ FLOAT_M_TILES = (4, 2, 1)
 """Tiles of the float kernels; each needs that many rows."""
 
 
-def panel_block(profile: DeviceProfile, size: int, columns: int) -> int:
-    """K of a panel that takes three quarters of the first cache; `size` bytes an element."""
-    return profile.l1_bytes * 3 // 4 // (columns * size) // UNIT_K * UNIT_K
+def panel_block(profile: DeviceProfile, columns: int) -> int:
+    """K of a panel of bytes that takes three quarters of the first cache."""
+    return profile.l1_bytes * 3 // 4 // columns // UNIT_K * UNIT_K
 
 
 def integer_blocking(
@@ -121,13 +121,10 @@ def integer_kernel(
 
     def ask(spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> GemmBlocking:
         layout = interleaved(spec, lanes)
-        words = gemm is WordGemm
-        if not (words or in_place) or layout.group_width(spec.k) < layout.padded_k(spec.k):
+        if in_place is None or layout.group_width(spec.k) < layout.padded_k(spec.k):
             return integer_blocking(spec, layout, tiles, decide)
-        # A block costs its sums a way to memory and back, and more than the decoding of a panel:
-        # codes of 8 bits are read where they lie, or widened.
-        size = 2 if words else 1
-        return integer_blocking(spec, layout, tiles, decide, partial(panel_block, profile, size))
+        # Codes of 8 bits are read where they lie: a block costs its sums a way to memory and back.
+        return integer_blocking(spec, layout, tiles, decide, partial(panel_block, profile))
 
     def way(choice: Choice) -> tuple[type[IntegerGemm], Callable[[Tile], str]]:
         bl, blocks = choice.plan, interleaved(choice.spec, lanes).row_blocks(choice.spec.n)
