@@ -120,7 +120,7 @@ class Unpacked:
         return list(known_shape(x, self._node))
 
     def _reshaped(self, x: Any, extents: Sequence[Any]) -> Any:
-        return self._bb.emit(reshape(x, list(extents)))
+        return self._bb.emit(reshape(x, extents))
 
     def result(self, args: Sequence[Any]) -> Any:
         """What the kernel would give for q, keys, values, scales of int8, a mask and sinks."""

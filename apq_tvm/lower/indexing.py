@@ -92,7 +92,7 @@ def convert_scatter_nd(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]
     rows, inner = prod(lead, start=_int(1)), prod(extents[count:], start=_int(1))
 
     def shaped(value: Any, *dims: Any) -> Any:
-        return bb.emit(reshape(value, list(dims)))
+        return bb.emit(reshape(value, dims))
 
     args = [
         shaped(x, *extents[:count], inner),
@@ -103,7 +103,7 @@ def convert_scatter_nd(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]
         shapes.of(args[0]), shapes.of(args[1]), dtype_of(x), dtype_of(ids), _reduction(node)
     )
     y = call(bb, _named(func, node), args, shapes)
-    return reshape(y, list(extents))
+    return reshape(y, extents)
 
 
 def _int(value: int) -> Any:

@@ -14,13 +14,12 @@ import numpy as np
 from apq_tvm.formats.spelling import GROUP_SIZES
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
+from apq_tvm.onnx_import.passes.linear import FLOATS
 from apq_tvm.types import Node
 
 MOST_LAYERS = 32
 """Matrices that become layers of their own: 64 of 64x64 take twice as long as their float product,
 and each half a second to compile; 8 of 1024x256 take a sixth of its time."""
-
-FLOATS = ("float32", "float64")
 
 
 def split_stacks(graph: Graph) -> None:
