@@ -16,9 +16,11 @@ from typing import Any
 import tvm
 from tvm import tirx
 from tvm.ir import Call
+from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
 from tvm.tirx.build import codegen_build, split_host_device_mods
 from tvm_ffi import structural_map
 
+from apq_tvm.codegen.cuda.pipeline import to_kernels
 from apq_tvm.codegen.graph.c_text import identifier
 from apq_tvm.errors import BuildError
 from apq_tvm.schedules.graph.exprs import collect
@@ -95,13 +97,12 @@ def split(
     path = folder / f"{prefix}host.o"
     try:
         with target, tvm.transform.PassContext(config=_CONFIG):
-            _, finish_host, finish_device = tirx.get_default_tir_pipeline(target)
             host, devices = halves(mod, names, target, prefix)
-            codegen_build(finish_host()(host), target.host).write_to_file(str(path), "o")
+            codegen_build(finalize_host_passes()(host), target.host).write_to_file(str(path), "o")
             if not devices:
                 return [path], DeviceCode("", ())
             ((device_target, device),) = devices.items()
-            device = finish_device()(_divide_once(device))
+            device = finalize_device_passes()(_divide_once(device))
             source = str(codegen_build(device, device_target).inspect_source())
     except BuildError:
         raise
@@ -130,8 +131,7 @@ def halves(mod: Any, names: Sequence[str], target: Any, prefix: str = "") -> tup
     }
     with target, tvm.transform.PassContext(config=_CONFIG):
         bound = tirx.transform.BindTarget(target)(tvm.IRModule(functions))
-        passes, _, _ = tirx.get_default_tir_pipeline(target)
-        host, devices = split_host_device_mods(_meet_whole(passes(bound)))
+        host, devices = split_host_device_mods(_meet_whole(to_kernels()(bound)))
     return host, devices
 
 

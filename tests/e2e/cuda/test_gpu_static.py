@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from apq_tvm.bench.gpu import counts
 from apq_tvm.bench.gpu.native import is_native, written
 from apq_tvm.bench.gpu.sass import Loop, disassemble, find_tool
 from apq_tvm.cli.main import app
-from apq_tvm.codegen.cuda.compilers import ImageCompiler, find_compiler
-from apq_tvm.codegen.cuda.split import DeviceCode
+from apq_tvm.codegen.cuda.compilers import find_compiler
+from apq_tvm.codegen.cuda.split import split
+from apq_tvm.codegen.emit import read
 from apq_tvm.errors import BuildError
 from apq_tvm.schedules.devices import find_profile
 
@@ -90,21 +91,6 @@ def test_without_a_compiler_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) 
     assert "was not counted: g++" in result.output.replace("\n", " ")
 
 
-@dataclass(frozen=True)
-class Keeping:
-    """A compiler whose last image is kept."""
-
-    of: ImageCompiler
-    images: list[bytes] = field(default_factory=list)
-
-    def image(self, code: DeviceCode, sm: int) -> bytes:
-        self.images.append(self.of.image(code, sm))
-        return self.images[-1]
-
-    def ptx(self, code: DeviceCode, sm: int) -> bytes:
-        return self.of.ptx(code, sm)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kv", ["f32", "f16"])
 @pytest.mark.parametrize("target", ["rtx-3090", "rtx-4090", "h200"])
@@ -115,16 +101,19 @@ def test_attention_over_caches_is_short(
     """Of one query, and of many: what threads keep stays in registers but for four words, which no
     inner loop touches; values are read in the longest pieces that a thread's columns are.
     """
+    gpu = find_profile(target).gpu
     try:
-        keeping = Keeping(find_compiler(find_profile(target).gpu))
+        compiler = find_compiler(gpu)
         find_tool("nvdisasm")
     except BuildError as error:
         pytest.skip(str(error))
-    sizes = replace(CONFIG, heads=heads, width=heads * columns)
+    sizes = replace(CONFIG, layers=1, heads=heads, width=heads * columns)
     path = small_llama(tmp_path / "llama.onnx", sizes)
-    options = {"target": target, "scheme": "float", "search": False, "kv": kv}
-    pipeline.compile(path, tmp_path / "llama", images=keeping, **options)
-    kernels = disassemble(keeping.images[-1])
+    plan = pipeline.plan(path, target=target, scheme="float", search=False, kv=kv)
+    part = read(pipeline.scheduled(plan))
+    names = [name for name in part.graph.kernels() if name.startswith("cache")]
+    _, code = split(part.mod, names, part.target, tmp_path)
+    kernels = disassemble(compiler.image(code, gpu.sm))
     one, many, join = (kernels[f"cached_attention_kernel{end}"] for end in ("", "_1", "_2"))
     assert one.registers <= 80 and many.registers <= 160 and join.registers <= 48
     assert one.local_bytes <= 16 and many.local_bytes == join.local_bytes == 0
