@@ -37,6 +37,7 @@ def to_kernels() -> Any:
         plain.NarrowDataType(32),
         structured.LoopPartition(),
         plain.VectorizeLoop(True),
+        structured.ConvertSSA(),  # loops that were cut have the same variables
         plain.StorageRewrite(),
         plain.UnrollLoop(),
         structured.RenormalizeSplitPattern(),

@@ -23,7 +23,7 @@ DRIVER = "libcuda.so.1"
 PTX = b"// cusim\n"
 """Begins what stands for PTX; an image in base64 follows."""
 
-_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-strict-aliasing")
+_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-w", "-fno-strict-aliasing")
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,12 @@ def _image(compiler: str, text: str, sm: int, checked: bool) -> bytes:
         # A module without kernels of its own includes nothing.
         given = (*_FLAGS, f"-D__CUDA_ARCH__={sm * 10}", f"-I{INCLUDE}", "-include", "cuda.h")
         if not checked:
-            run([compiler, *given, str(source), "-o", str(image)])
+            run([compiler, "-Og", *given, str(source), "-o", str(image)])
             return image.read_bytes()
-        # Linked without the sanitizer: its functions are ours. A float4 stays one access.
+        # Linked without the sanitizer: its functions are ours. A float4 stays one access, and what
+        # lies in registers on a GPU is no access at all.
         part = Path(folder, "kernels.o")
-        sanitized = ("-DCUSIM_CHECK", "-fsanitize=thread", "-fno-tree-sra", "-c")
+        sanitized = ("-O1", "-DCUSIM_CHECK", "-fsanitize=thread", "-fno-tree-sra", "-c")
         run([compiler, *given, *sanitized, str(source), "-o", str(part)])
         run([compiler, "-shared", str(part), "-o", str(image)])
         return image.read_bytes()
