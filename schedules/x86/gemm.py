@@ -37,9 +37,10 @@ from apq_tvm.schedules.x86.tiles import (
     integer_tiles,
     micro_kernel,
     schedule_float_gemm,
+    widened_tiles,
 )
 from apq_tvm.tensorize.meaning.tile import Tile
-from apq_tvm.tensorize.x86.dot import MADDUBS, VNNI256, VNNI512, DotInstruction
+from apq_tvm.tensorize.x86.dot import MADDUBS, MADDUBS_SUMS, VNNI256, VNNI512, DotInstruction
 from apq_tvm.tensorize.x86.gemm import (
     dequantize_intrinsic,
     integer_gemm_intrinsic,
@@ -150,10 +151,11 @@ def integer_kernel(
 
 def dot_kernel(instruction: DotInstruction, bits: int) -> LinearKernel:
     """The record of a GEMM of bytes."""
+    widened = instruction is MADDUBS and MADDUBS_SUMS[bits] == 1
     return integer_kernel(
         dot_record(instruction),
         bits,
-        partial(integer_tiles, instruction),
+        widened_tiles if widened else partial(integer_tiles, instruction),
         partial(integer_gemm_intrinsic, instruction, bits=bits),
         in_place=partial(unit_gemm_intrinsic, instruction) if bits == 8 else None,
     )

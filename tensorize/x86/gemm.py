@@ -54,7 +54,8 @@ def integer_gemm_intrinsic(instruction: DotInstruction, tile: Tile, bits: int) -
     meaning, body = byte_products(tile), partial(_dp_body, tile)
     if instruction is MADDUBS:
         sums = min(MADDUBS_SUMS[2 if bits == 1 else bits], tile.k // 4)
-        name, body = f"{name}_x{sums}", partial(_maddubs_body, tile, sums=sums)
+        name = f"{name}_x{sums}"
+        body = partial(_maddubs_body, tile, sums=sums) if sums > 1 else partial(_widened, tile)
     return register(name, lambda: tile_pair(meaning, body))
 
 
@@ -143,13 +144,21 @@ def _maddubs_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer, sums: int) -> Non
 
     with b.serial(0, tile.k // 4 // sums) as chunk:
         add(chunk * sums, True)
-        if sums > 1:
-            with b.serial(1, sums) as step:
-                add(chunk * sums + step, False)
+        with b.serial(1, sums) as step:
+            add(chunk * sums + step, False)
         with b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
             ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
             total = _maddwd(partials.vload([m, j, 0], "int16x16"), ones)
             _accumulate(c, m, j, 8, lambda acc: acc + total)
+
+
+def _widened(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
+    """Every result of vpmaddubsw by itself: no register but the accumulators lives for long."""
+    ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
+    with b.serial(0, tile.k // 4) as k, b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
+        quad = _broadcast_quad(a, m, k, 8, "int8")
+        total = _maddwd(_maddubs(w.vload([j, k, 0, 0], "uint8x32"), quad), ones)
+        _accumulate(c, m, j, 8, lambda acc: acc + total)
 
 
 def _words_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:

@@ -86,6 +86,14 @@ def test_products_of_words_stay_in_registers(n: int, target: str) -> None:
     assert not re.search(r"\(%[re][sb]p\).*%ymm|%ymm.*\(%[re][sb]p\)", loop)  # bounds may
 
 
+@pytest.mark.parametrize("target", ("haswell", "znver3"))
+@pytest.mark.parametrize("n", (512, 16, 24))
+def test_products_that_are_widened_stay_in_registers(n: int, target: str) -> None:
+    loop = inner_loop(assembly(find("gemm_W7A8_maddubs_r8"), target, Scheme(7), n))
+    assert count(loop, "vpmaddubsw") == count(loop, "vpmaddwd") == count(loop, "vpaddd") >= 8
+    assert not re.search(r"\(%[re][sb]p\).*%ymm|%ymm.*\(%[re][sb]p\)", loop)  # bounds may
+
+
 def test_decode_prefetches_ahead() -> None:
     source = assembly(find("gemv_W4A8_maddubs_r8m1"), "znver3", Scheme(4, group_size=32))
     assert count(source, "prefetcht0") == 4, "two lines of a unit for each of two streams"
