@@ -1,4 +1,4 @@
-"""Times convolution nets in W8A8 beside ONNX Runtime's float32 and QDQ int8: docs/speed-x86.md.
+"""Times convolution nets in W8A8 (``--scheme W7A8``) beside ONNX Runtime's float32 and QDQ int8: docs/speed-x86.md.
 
 ``python examples/measure_conv.py NAME...`` takes names of torchvision's models, whose weights are
 random, or paths of ONNX files; ``--size 1x3x640x640`` is for inputs whose sizes are open. Rivals
@@ -109,15 +109,21 @@ def least(runs: dict[str, Callable[[], Any]], threads: int) -> dict[str, float]:
     return best
 
 
+def cosine(found: Array, wanted: Array) -> float:
+    """Of the angle between two answers."""
+    a, b = found.ravel(), wanted.ravel()
+    return round(float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)), 4)
+
+
 def rows(
-    name: str, path: Path, target: str, shape: tuple[int, ...], folder: Path, counts: list[int]
+    path: Path, target: str, scheme: str, shape: tuple[int, ...], folder: Path, counts: list[int]
 ) -> Iterator[dict[str, Any]]:
     """One row per batch and number of threads."""
     import apq_tvm
     from apq_tvm.module import load_module
 
     began = time.monotonic()
-    apq_tvm.compile(path, folder / "module", scheme="W8A8", target=target)
+    apq_tvm.compile(path, folder / "module", scheme=scheme, target=target)
     seconds = round(time.monotonic() - began, 1)
     rivals = {"fp32": path, **dict(quantized(path, folder, shape))}
     module = load_module(folder / "module")
@@ -128,23 +134,23 @@ def rows(
         for batch in BATCHES:
             x = np.random.default_rng(0).standard_normal((batch, *shape[1:]), np.float32)
             feed = {feeds: x}
-            mine, (wanted, *_) = module.run(feed), sessions["fp32"].run(None, feed)
-            got = next(iter(mine.values())).ravel()
-            cosine = float(got @ wanted.ravel() / np.linalg.norm(got) / np.linalg.norm(wanted))
+            mine = next(iter(module.run(feed).values()))
+            theirs = {rival: of.run(None, feed)[0] for rival, of in sessions.items()}
             runs = {"ours": lambda feed=feed: module.run(feed)}
             for rival, of in sessions.items():
                 runs[rival] = lambda of=of, feed=feed: of.run(None, feed)
             times = least(runs, threads)
             best = min(times[rival] for rival in rivals)
             yield {
-                "model": name,
+                "model": path.stem if scheme == "W8A8" else f"{path.stem}, {scheme}",
                 "target": target,
                 "batch": batch,
                 "threads": threads,
                 "us": round(times["ours"]),
                 "rivals_us": {rival: round(times[rival]) for rival in rivals},
                 "ratio": round(best / times["ours"], 2),
-                "cosine": round(cosine, 4),
+                "cosine": cosine(mine, theirs["fp32"]),
+                "rivals_cosine": {r: cosine(y, theirs["fp32"]) for r, y in theirs.items()},
                 "compile_s": seconds,
             }
 
@@ -153,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=NAMES)
     parser.add_argument("--size", default="1x3x224x224", help="of the input")
+    parser.add_argument("--scheme", default="W8A8")
     parser.add_argument("--target", default="host")
     parser.add_argument("--threads", type=int, nargs="*", default=THREADS)
     arguments = parser.parse_args()
@@ -162,7 +169,8 @@ def main() -> None:
     for name in arguments.models:
         with tempfile.TemporaryDirectory(prefix="apq-conv-") as made:
             path = Path(name) if name.endswith(".onnx") else exported(name, Path(made))
-            for row in rows(path.stem, path, target, shape, Path(made), arguments.threads):
+            given = (path, target, arguments.scheme, shape, Path(made), arguments.threads)
+            for row in rows(*given):
                 print(row, flush=True)
                 keys = ("model", "target", "batch", "threads")
                 measured.store(f"conv_{machine['target']}", [row], machine, merge_by=keys)
