@@ -30,6 +30,8 @@ A compiled module imports nothing of apq_tvm: it raises its own ``ModuleError`` 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 
 class ApqError(Exception):
     """Base of every error apq_tvm raises on purpose."""
@@ -115,7 +117,22 @@ class OutputFailed(ApqError):
     """The output could not be written; an existing one is left intact."""
 
 
-def last_line(error: Exception) -> str:
-    """What the last line of a message of TVM says: those before it tell where."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
+def gist(error: Exception) -> str:
+    """The line of a message of TVM that says what is wrong.
+
+    Schedules and checks of a whole function mark it, among listings; else it is the last one, and
+    those before it tell where.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for mark in ("Error message: ", "failed"):
+        for line in lines:
+            if mark in line:
+                return line.removeprefix(mark)
     return lines[-1] if lines else type(error).__name__
+
+
+def fixed_sizes(shapes: Iterable[Sequence[int | str]]) -> str:
+    """What may help where TVM fails on a model whose inputs have these shapes."""
+    dims = sorted({dim for shape in shapes for dim in shape if isinstance(dim, str)})
+    fixed = " ".join(f"--dim {dim}=SIZE" for dim in dims)
+    return f"dimensions of a fixed size may help ({fixed})" if dims else "please report it"

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import tvm
 from tvm import tirx
 
+from apq_tvm.errors import ApqError, UnsupportedModel, fixed_sizes, gist
 from apq_tvm.progress import Progress
 from apq_tvm.schedules.decide import Decide, DecideOf, Defaults, Recording
+from apq_tvm.schedules.graph.exprs import signature
 from apq_tvm.schedules.graph.lets import spill_lets
 from apq_tvm.schedules.graph.rules import schedule_function, schedule_preparation
 from apq_tvm.types import DeviceProfile, LoweredModel, Scheduled, ScheduledModel
@@ -31,6 +33,11 @@ def schedule(lowered: LoweredModel, progress: Progress, decide: DecideOf) -> Sch
     Returns
     -------
     ScheduledModel
+
+    Raises
+    ------
+    UnsupportedModel
+        TVM refuses a schedule; the message has the function, and the layer it is of.
     """
     profile = lowered.packed.plan.profile
     target, gpu = tvm.target.Target(dict(profile.target)), profile.gpu is not None
@@ -39,8 +46,14 @@ def schedule(lowered: LoweredModel, progress: Progress, decide: DecideOf) -> Sch
     made: dict[str, Scheduled] = {}
     with progress.stage("schedule", len(funcs)), target:
         for gv, func in funcs:
-            scheduled, made[gv.name_hint] = _schedule(lowered, gv.name_hint, func, decide)
-            mod.update_func(gv, scheduled if gpu else spill_lets(scheduled))
+            try:
+                scheduled, made[gv.name_hint] = _schedule(lowered, gv.name_hint, func, decide)
+                mod.update_func(gv, scheduled if gpu else spill_lets(scheduled))
+            except ApqError:
+                raise
+            except Exception as error:  # TVM's own errors have no base
+                message = _refused(lowered, gv.name_hint, func, error)
+                raise UnsupportedModel(message) from error
             progress.advance(gv.name_hint)
     return ScheduledModel(lowered, mod, made)
 
@@ -62,6 +75,15 @@ def _schedule(
     decide = Recording(answers)
     scheduled, rule = schedule_function(func, profile, decide)
     return scheduled, Scheduled(rule, decide.taken, decide.alternatives, source_of(answers))
+
+
+def _refused(lowered: LoweredModel, name: str, func: Any, error: Exception) -> str:
+    model, linear = lowered.packed.plan.quantized.model, lowered.linears.get(name)
+    remedy = fixed_sizes(spec.shape for spec in model.inputs)
+    where = f"{model.name}, layer {linear.layer}" if linear is not None else model.name
+    if linear is not None and linear.choice.spec.scheme is not None:
+        remedy = f"a layer in float may help (--tensor-type NAME=float), or {remedy}"
+    return f"{where}: TVM cannot schedule {name} ({signature(func)}): {gist(error)}; {remedy}"
 
 
 def _prepared(preparation: Preparation, func: Any, profile: DeviceProfile) -> tuple[Any, Scheduled]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tvm
 from tvm import relax
 
-from apq_tvm.errors import UnsupportedModel, last_line
+from apq_tvm.errors import UnsupportedModel, fixed_sizes, gist
 from apq_tvm.lower.arithmetic import ARITHMETIC
 from apq_tvm.lower.attention import AttentionLowering
 from apq_tvm.lower.behind import prepare_behind
@@ -158,7 +158,5 @@ def _failed(mod: tvm.IRModule, model: ImportedModel, name: str, error: Exception
     words = set(re.findall(r"\w+", str(error)))
     named = sorted({gv.name_hint for gv in mod.functions} & words - {"main"})
     where = f" (of {', '.join(named)})" if named else ""
-    dims = sorted({d for spec in model.inputs for d in spec.shape if isinstance(d, str)})
-    fixed = " ".join(f"--dim {dim}=SIZE" for dim in dims)
-    remedy = f"dimensions of a fixed size may help ({fixed})" if dims else "please report it"
-    return f"{model.name}: TVM's pass {name} fails{where}: {last_line(error)}; {remedy}"
+    remedy = fixed_sizes(spec.shape for spec in model.inputs)
+    return f"{model.name}: TVM's pass {name} fails{where}: {gist(error)}; {remedy}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from tvm import ir, relax, tirx
+from tvm.relax.frontend.onnx.onnx_frontend import QuantizeLinear
 
 from apq_tvm.lower.fusion import ALONE
 from apq_tvm.lower.relax_import import Convert
@@ -109,6 +110,41 @@ def convert_mod(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> An
     return rest if fmod else elementwise(bb, floored, rest, inputs[1])
 
 
+def convert_sub(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``Sub``; a square that is subtracted is rounded before.
+
+    LLVM and NVRTC would round it and the difference at once, as hardware can, and a variance
+    ``E[x²] - E[x]²`` of one element be a little more or less than 0, of which the root is NaN.
+    """
+    x, y = inputs
+    base = None if _integral(x) else _squared(bb, y)
+    if base is not None:
+        y = elementwise(bb, lambda v: v * v, base, alone=True)
+    return relax.op.subtract(x, y)
+
+
+def _squared(bb: relax.BlockBuilder, value: Any) -> Any:
+    """What `value` is the square of, None if it is none."""
+    made = bb.lookup_binding(value) if isinstance(value, relax.Var) else value
+    if not isinstance(made, relax.Call) or len(made.args) != 2:
+        return None
+    base, by = made.args
+    if made.op == ir.Op.get("relax.multiply"):
+        return base if base.same_as(by) else None
+    is_power = made.op == ir.Op.get("relax.power") and isinstance(by, ir.expr.GenericConst)
+    return base if is_power and (by.value.numpy() == 2).all() else None
+
+
+def convert_quantize(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``QuantizeLinear``; of NaN the least code, as ONNX Runtime has it on x86-64: TVM's own would
+    be the greatest."""
+    x, *grid = inputs
+    if not _integral(x):
+        least = tirx.min_value(_dtype(x))
+        x = elementwise(bb, lambda v: tirx.max(v, least), x)
+    return QuantizeLinear._impl_v21(bb, [x, *grid], node.attrs, {})
+
+
 def convert_shift(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
     """``BitShift``."""
     return elementwise(bb, partial(shift, left=node.attrs["direction"] == "LEFT"), *inputs)
@@ -202,8 +238,10 @@ ARITHMETIC: dict[str, Convert] = {
     "Mod": convert_mod,
     "Not": convert_not,
     "Pow": convert_pow,
+    "QuantizeLinear": convert_quantize,
     "Shrink": convert_shrink,
     "Sign": convert_sign,
+    "Sub": convert_sub,
     "apq.FromBfloat16": convert_from_bfloat16,
     "apq.ToBfloat16": convert_to_bfloat16,
 }

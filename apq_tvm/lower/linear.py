@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LinearFunc:
-    """What the schedule stage needs to know of one linear PrimFunc."""
+    """What the schedule stage needs to know of one linear PrimFunc; `layer` has it first."""
 
     kernel: LinearKernel
     choice: Choice
     params: tuple[Any, ...] = ()
     planned: KernelChoice | None = None
+    layer: str = ""
 
 
 class LinearLowering:
@@ -157,7 +158,7 @@ class LinearLowering:
         key = (spec, choices[0].layout, tuple(c.m_min for c in choices))
         if key in self._entry:
             return self._entry[key]
-        made = [self._add_kernel(bb, choice, spec) for choice in choices]
+        made = [self._add_kernel(bb, choice, spec, node.name) for choice in choices]
         entry = _Entry.of(tuple(made))
         if entry.shared:
             stub = _dispatch(entry.func, made)
@@ -185,7 +186,9 @@ class LinearLowering:
                 kept += mine
         return tuple(kept)
 
-    def _add_kernel(self, bb: relax.BlockBuilder, choice: KernelChoice, spec: LinearSpec) -> _Made:
+    def _add_kernel(
+        self, bb: relax.BlockBuilder, choice: KernelChoice, spec: LinearSpec, layer: str
+    ) -> _Made:
         kernel = self._kernels[choice.kernel]
         name = f"{kernel.name}_{spec_suffix(spec)}{decisions_suffix(choice)}"
         if name not in self.funcs:
@@ -194,7 +197,7 @@ class LinearLowering:
             func = kernel.func(decided)
             # A global symbol keeps variants, which no Relax call names, from dead code elimination.
             self._vars[name] = bb.add_func(func.with_attr("global_symbol", name), name)
-            self.funcs[name] = LinearFunc(kernel, decided, tuple(func.params), choice)
+            self.funcs[name] = LinearFunc(kernel, decided, tuple(func.params), choice, layer)
         preparation = kernel.prepare(self.funcs[name].choice)
         if preparation is not None:
             preparation = self._decided(preparation)

@@ -7,7 +7,7 @@ so that equal expressions are equal names and equal calls share one PrimFunc.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import mul
 from typing import Any
 
@@ -16,9 +16,11 @@ from tvm import relax, sym, tirx, topi
 from apq_tvm.codegen.layouts import weight_layout
 from apq_tvm.errors import NotApplicable, UnsupportedModel
 from apq_tvm.formats import details
+from apq_tvm.lower.arithmetic import elementwise
 from apq_tvm.lower.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.lower.reshape import reshape
+from apq_tvm.ops import math
 from apq_tvm.ops.graph.batch_matmul import batch_matmul
 from apq_tvm.ops.graph.elementwise import activation, gelu
 from apq_tvm.ops.graph.embedding import embedding
@@ -152,18 +154,12 @@ def convert_gelu(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> A
     return call(bb, gelu(shapes.of(x), node.attrs.get("approximate", "none")), [x], shapes)
 
 
-ELEMENTWISE = 0
-"""``op_pattern`` of what Relax may compute where it is read."""
-
-
 def convert_activation(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
     """``apq.Activation`` that no layer took in; ``fused`` with what reads it."""
-    shapes = Shapes(node)
-    (x,) = inputs
-    func = activation(shapes.of(x), str(node.attrs["activation"]))
+    (x,), name, shapes = inputs, str(node.attrs["activation"]), Shapes(node)
     if node.attrs.get("fused"):
-        func = func.with_attr("op_pattern", ELEMENTWISE)
-    return call(bb, func, [x], shapes)
+        return elementwise(bb, partial(math.activation, name), x)
+    return call(bb, activation(shapes.of(x), name), [x], shapes)
 
 
 def embedding_converter(

@@ -29,6 +29,9 @@ from apq_tvm.types import Array, Node, TensorSpec
 Shape = tuple[Dim | None, ...]
 Inner = tuple[tuple[str, ...], str]
 
+FLOATS = ("float32", "float64")
+"""Those that `apq_tvm.onnx_import.passes.widen` leaves; such constants can be weights of layers."""
+
 
 @dataclass(frozen=True)
 class Part:

@@ -75,7 +75,8 @@ def make_report(
     -------
     dict
         ``version, model, sha256, inputs, calibration, schemes`` (what `SchemeEvaluator.evaluate`
-        gives, in the order asked for), ``failed`` (scheme to reason), ``timings``.
+        gives, in the order asked for), ``products`` (float ones by name, and why), ``failed``
+        (scheme to reason), ``timings``.
 
     Raises
     ------
@@ -113,6 +114,7 @@ def _measured(
     progress: Progress,
 ) -> tuple[dict[str, Any], Batch]:
     """The document without timings, and the first call of the inputs."""
+    from apq_tvm.manifest import describe_products
     from apq_tvm.onnx_import import import_onnx
 
     with progress.stage("import"):
@@ -129,6 +131,7 @@ def _measured(
         "inputs": str(inputs),
         "calibration": str(options["calibration"]) if options["calibration"] else None,
         "schemes": done,
+        "products": describe_products(imported),
         "failed": failed,
     }
     return document, first_call

@@ -39,6 +39,12 @@ def page(document: Mapping[str, Any]) -> str:
                 details("Bits per weight", layer_table(schemes, "bits_per_weight")),
             )
         )
+    if document["products"]:
+        note = (
+            "Products with constants that are no layers, and are computed in float by any scheme."
+        )
+        rows = document["products"].items()
+        sections.append(section("Float products", note, table(("product", "why"), rows, text=2)))
     if document["timings"]:
         timings = document["timings"]
         shapes = ", ".join(f"{name} {shape}" for name, shape in timings["shapes"].items())
@@ -53,7 +59,7 @@ def page(document: Mapping[str, Any]) -> str:
             )
         )
     if document["failed"]:
-        rows = ((name, reason) for name, reason in document["failed"].items())
+        rows = document["failed"].items()
         sections.append(section("Left out", "", table(("scheme", "reason"), rows, text=2)))
     title = f"{Path(document['model']).name}: accuracy of {len(schemes)} schemes"
     return whole(title, sections, document["version"])

@@ -12,8 +12,8 @@ import tvm
 from tvm.target import codegen
 
 from apq_tvm.codegen.build.pipeline import build
+from apq_tvm.codegen.build.unbuilt import unbuilt
 from apq_tvm.codegen.graph.c_text import identifier
-from apq_tvm.errors import BuildError, last_line
 
 # LLVM feature → how /proc/cpuinfo spells it, for the extensions LLVM uses on its own or that
 # intrinsics name. x86: Linux arch/x86/include/asm/cpufeatures.h; Arm: arch/arm64/kernel/cpuinfo.c,
@@ -160,7 +160,6 @@ def _build_object(
             file.seek(0)
             return file.read()
     except Exception as error:
-        text = last_line(error)
-        raise BuildError(f"TVM could not build the kernels {', '.join(names)}: {text}") from error
+        raise unbuilt(mod, names, error) from error
     finally:
         os.close(memory)

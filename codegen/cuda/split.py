@@ -20,6 +20,7 @@ from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
 from tvm.tirx.build import codegen_build, split_host_device_mods
 from tvm_ffi import structural_map
 
+from apq_tvm.codegen.build.unbuilt import unbuilt
 from apq_tvm.codegen.cuda.pipeline import to_kernels
 from apq_tvm.codegen.graph.c_text import identifier
 from apq_tvm.errors import BuildError
@@ -107,9 +108,7 @@ def split(
     except BuildError:
         raise
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        text = next((line for line in lines if "failed" in line), (*lines, type(error).__name__)[0])
-        raise BuildError(f"TVM could not build kernels for the GPU: {text}") from error
+        raise unbuilt(mod, names, error) from error
     return [path], DeviceCode(source, tuple(_kernels(device)))
 
 

@@ -32,6 +32,18 @@ def collect(node: Any, kind: Any) -> list[Any]:
     return found
 
 
+def signature(func: Any) -> str:
+    """What a function takes, in order: ``float32 [rows, 4], int64``."""
+
+    def kind(param: Any) -> str:
+        if not tirx.is_buffer_var(param):
+            return str(param.ty)
+        dims = [int(dim) if isinstance(dim, tirx.IntImm) else dim for dim in param.shape]
+        return f"{param.dtype} {dims}"
+
+    return ", ".join(map(kind, func.params))
+
+
 def uses(node: Any, var: Any) -> bool:
     """True if `var` occurs in `node`."""
     return any(found.same_as(var) for found in collect(node, tirx.Var))

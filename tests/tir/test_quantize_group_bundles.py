@@ -69,7 +69,6 @@ def test_what_is_no_number_stays_in_its_group(profile: DeviceProfile, value: flo
     assert codes.min() >= -127 and (np.abs(sums) <= 127 * 32).all()
 
 
-@pytest.mark.isa("avx512f")
 def test_products_are_rounded_before_they_are_codes() -> None:
     """As one by one, among so many that some lie between two codes."""
     x = np.random.default_rng(1).standard_normal((64, 4096)).astype(np.float32)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.graph import FLOATS, Graph
 from apq_tvm.onnx_import.symbolic.infer import infer
 from apq_tvm.types import Array, Node
 
@@ -56,7 +56,7 @@ def _affine(graph: Graph, node: Node) -> tuple[str, Array, Array] | None:
 def _per_channel(graph: Graph, x: str, c: str) -> Array | None:
     """A constant that differs along the channels alone, as float64 [C] or [1]."""
     array, rank = graph.weights[c], graph.rank(x)
-    if rank is None or array.ndim > rank or array.dtype.name not in ("float32", "float64"):
+    if rank is None or array.ndim > rank or array.dtype.name not in FLOATS:
         return None
     wide = array.reshape((1,) * (rank - array.ndim) + array.shape)
     if wide.size != wide.shape[1] or not bool(np.isfinite(wide).all()):

@@ -12,7 +12,7 @@ zero point, scales beyond float16), the layer stays float and the note says why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,26 +105,52 @@ class Codes:
         scale = np.ones_like(spread.scale)
         return replace(spread, scale=scale, zero=spread.scale)
 
-    @property
-    def of_stack(self) -> bool:
-        """Whether a row, which is one matrix of a stack, has one scale."""
-        return bool(self.block[1] == self.values.shape[1])
+    def matrices(self, shape: tuple[int, ...]) -> Codes:
+        """The codes of a stack [..., K, N], whose matrices lie one below the other: [... K, N].
 
-    def row(self, index: int) -> Codes:
-        """The codes of ``matrix[index : index + 1]`` where `of_stack`."""
-        at = slice(index // self.block[0], index // self.block[0] + 1)
-        zero = None if self.zero is None else self.zero[at]
-        values = self.values[index : index + 1]
-        block = (1, self.block[1])
-        return replace(self, values=values, scale=self.scale[at], zero=zero, block=block)
+        A weight of more than two axes may be [Cout, everything else] instead (`of_dequantize`).
+        No block is then of more than one matrix.
+        """
+        k, n = shape[-2:]
+        rows, width = self.block[0] * (self.values.shape[1] // n), min(self.block[1], n)
+        made = replace(self, values=self.values.reshape(-1, n), block=(rows, width))
+        if rows <= k:
+            return made
 
-    def side_by_side(self, k: int, n: int) -> Codes:
-        """The codes of ``[matrix[0], matrix[1], ...]``, each [K, N] flat, where `of_stack`."""
-        count = len(self.values)
-        values = self.values.reshape(count, k, n).swapaxes(0, 1).reshape(k, count * n)
-        zero = None if self.zero is None else self.zero.T
-        block = (k, n * self.block[0])
-        return replace(self, values=values, scale=self.scale.T, zero=zero, block=block)
+        def repeated(entries: Array) -> Array:
+            return np.repeat(entries, rows // k, axis=0)[: len(made.values) // k]
+
+        zero = None if self.zero is None else repeated(self.zero)
+        return replace(made, scale=repeated(self.scale), zero=zero, block=(k, width))
+
+    def entry(self, shape: tuple[int, ...], axis: int, index: int) -> Codes:
+        """Of a stack of this shape (`matrices`) the part ``[index : index + 1]`` along an axis."""
+        return self._each(shape, lambda array: array.take([index], axis), self.block)
+
+    def side_by_side(self, shape: tuple[int, ...]) -> Codes:
+        """Of a stack of this shape (`matrices`) all matrices in one, [K, ... N]."""
+
+        def beside(array: Array) -> Array:
+            wide = array.reshape(-1, *array.shape[-2:]).swapaxes(0, 1)
+            return wide.reshape(len(wide), -1)
+
+        return self._each(shape, beside, self.block)
+
+    def turned(self, shape: tuple[int, ...]) -> Codes:
+        """Of a stack of this shape (`matrices`) each matrix turned over."""
+        return self._each(shape, lambda array: array.swapaxes(-1, -2), self.block[::-1])
+
+    def _each(
+        self, shape: tuple[int, ...], change: Callable[[Array], Array], block: tuple[int, int]
+    ) -> Codes:
+        def changed(entries: Array) -> Array:
+            made = change(entries.reshape(*shape[:-2], -1, entries.shape[1]))
+            return made.reshape(-1, made.shape[-1])
+
+        zero = None if self.zero is None else changed(self.zero)
+        return replace(
+            self, values=changed(self.values), scale=changed(self.scale), zero=zero, block=block
+        )
 
     def _spread(self, entries: Array, block: tuple[int, int]) -> Array:
         """Entries of blocks as entries of smaller blocks: one row or column each, or unchanged."""
@@ -151,12 +177,15 @@ def of_dequantize(
     """What a DequantizeLinear of a constant matrix means; None if it is none of codes.
 
     Weights of a convolution [Cout, ...] are the matrix [Cout, everything else] where a scale is for
-    an output channel or for all.
+    an output channel or for all. With scales along their last axes, [..., K, N] are matrices one
+    below the other (`Codes.matrices`).
     """
     if x.ndim > 2:
         per_row = scale.size == 1 or int(attrs.get("axis", 1)) % x.ndim == 0
-        if not per_row or attrs.get("block_size", 0) or not x.size:
+        if not x.size:
             return None
+        if not per_row or attrs.get("block_size", 0):
+            return _of_stack(x, scale, zero, attrs)
         x, attrs = x.reshape(x.shape[0], -1), {"axis": 0}
     codes = of_integers(x, "")
     if codes is None:
@@ -176,6 +205,31 @@ def of_dequantize(
         source += f" along axis {axis}"
     zeros = None if zero is None else zero.reshape(entries.shape).astype(np.int32)
     return replace(codes, scale=entries.astype(np.float32), zero=zeros, block=block, source=source)
+
+
+def _of_stack(x: Array, scale: Array, zero: Array | None, attrs: Mapping[str, Any]) -> Codes | None:
+    """`of_dequantize` of matrices one below the other; None where scales are along other axes."""
+    (k, n), size = x.shape[-2:], int(attrs.get("block_size", 0))
+    axis = int(attrs.get("axis", 1)) % x.ndim - x.ndim
+    codes = of_integers(x.reshape(-1, n), f"DequantizeLinear of {x.dtype.name}")
+    if codes is None or axis < -2 or (size and x.shape[axis] % size):
+        return None
+
+    def entries(array: Array) -> Array:
+        if not size:  # one for each row or column of every matrix
+            one = array.reshape((-1, 1) if axis == -2 else (1, -1))
+            array = np.broadcast_to(one, (*x.shape[:-2], *one.shape))
+        return array.reshape(-1, array.shape[-1])
+
+    if size:
+        block = (size, 1) if axis == -2 else (1, size)
+        source = f"{codes.source} in blocks of {size}"
+    else:
+        block = (1, n) if axis == -2 else (k, 1)
+        source = f"{codes.source} along axis {axis}"
+    zeros = None if zero is None else entries(zero).astype(np.int32)
+    scales = entries(scale).astype(np.float32)
+    return replace(codes, scale=scales, zero=zeros, block=block, source=source)
 
 
 def follow(node: Node, weights: Mapping[str, Array], codes: Mapping[str, Codes]) -> Codes | None:
@@ -198,9 +252,7 @@ def follow(node: Node, weights: Mapping[str, Array], codes: Mapping[str, Codes])
     if node.op == "Cast":
         return given or of_integers(weights[x], f"{weights[x].dtype.name} times scales")
     if node.op == "Transpose" and given is not None:
-        if weights[x].ndim != 2:
-            return None
-        return given.transposed if tuple(node.attrs.get("perm", (1, 0))) == (1, 0) else given
+        return _moved(given, weights[x].shape, node.attrs.get("perm"))
     if node.op == "Mul" and (given is not None or node.inputs[1] in codes):
         by = weights[node.inputs[1] if given is not None else x]
         return (given or codes[node.inputs[1]]).times(by)
@@ -210,6 +262,17 @@ def follow(node: Node, weights: Mapping[str, Array], codes: Mapping[str, Codes])
     if node.op == "Sub" and given is not None:
         return given.minus(weights[node.inputs[1]])
     return None
+
+
+def _moved(codes: Codes, shape: tuple[int, ...], perm: Sequence[int] | None) -> Codes | None:
+    """The codes of a transposed weight, where axes before the last two stay in their places."""
+    rank = len(shape)
+    order = tuple(reversed(range(rank))) if perm is None else tuple(perm)
+    if order == tuple(range(rank)):
+        return codes
+    if rank < 2 or order != (*range(rank - 2), rank - 1, rank - 2):
+        return None
+    return codes.matrices(shape).turned(shape)
 
 
 def check_scales(scale: Array, name: str, reader: str = "") -> None:

@@ -34,6 +34,7 @@ RANGES = {
 
 def keep_codes(graph: Graph) -> None:
     """Write products of quantized constants as products of the floats that they mean."""
+    _drop_stacks(graph)
     for node in graph.each():
         if node.op == "MatMulInteger":
             _dynamic(graph, node)
@@ -44,6 +45,15 @@ def keep_codes(graph: Graph) -> None:
         elif node.op == "DequantizeLinear":
             _gathered(graph, node)
     graph.sweep()
+
+
+def _drop_stacks(graph: Graph) -> None:
+    """Of a convolution's weight only codes [Cout, everything else] are known how to read."""
+    for node in graph.nodes:
+        if node.op in ("Conv", "ConvTranspose"):
+            codes = graph.codes.get(node.inputs[1])
+            if codes is not None and len(codes.values) != graph.weights[node.inputs[1]].shape[0]:
+                del graph.codes[node.inputs[1]]
 
 
 def columns(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import mul
 
-from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.graph import FLOATS, Graph
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic.dims import Dim
 from apq_tvm.types import Node
@@ -89,7 +89,7 @@ def _product(graph: Graph, node: Node) -> _Product | None:
     shapes = [graph.known_shape(value) for value in node.inputs]
     if match is None or len(shapes) != 2 or all(value in graph.weights for value in node.inputs):
         return None
-    if any(graph.dtype(value) not in ("float32", "float64") for value in node.inputs):
+    if any(graph.dtype(value) not in FLOATS for value in node.inputs):
         return None
     sides, sizes, dots = [], dict[str, Dim](), ""
     for text, shape in zip(match.groups()[:2], shapes, strict=True):

@@ -13,7 +13,7 @@ from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.checks.sizes import Budget, computed_entries
 from apq_tvm.onnx_import.control.regions import without_constants
 from apq_tvm.onnx_import.control.sequences import refuse_sequences
-from apq_tvm.onnx_import.graph import SIZES, Graph, np_dtype
+from apq_tvm.onnx_import.graph import FLOATS, SIZES, Graph, np_dtype
 from apq_tvm.onnx_import.integers.codes import CODE_BITS, follow
 from apq_tvm.onnx_import.operators.expansions import EXPANSIONS, expand
 from apq_tvm.onnx_import.operators.functions import inline_function, is_function
@@ -28,9 +28,6 @@ from apq_tvm.types import Array, Node
 
 # Attributes say how long RoiAlign takes: samples a bin, which are no entries of anything.
 UNFOLDED = frozenset(("RoiAlign",))
-
-# Constants of these types can be weights of layers.
-FLOATS = ("float32", "float64")
 
 # Folding may make constants this much larger than what they come from, or this many entries.
 GROWTH, FREE_ENTRIES = 2, 1 << 16

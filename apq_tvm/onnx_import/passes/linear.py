@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import ImportFailed, UnsupportedModel
-from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.graph import FLOATS, Graph
 from apq_tvm.onnx_import.passes.moves import RESHAPES
 from apq_tvm.onnx_import.symbolic.carry import carried, limit
 from apq_tvm.onnx_import.symbolic.dims import Dim
 from apq_tvm.onnx_import.symbolic.infer import infer
 from apq_tvm.onnx_import.symbolic.positions import span
 from apq_tvm.types import Array, Node
-
-FLOATS = ("float32", "float64")
 
 
 def make_layers(graph: Graph) -> None:
@@ -151,7 +149,9 @@ def _matmul(graph: Graph, node: Node) -> list[Node] | None:
     rank = graph.rank(a)
     if weight is not None and rank and weight.ndim > 2 and weight.ndim <= rank:
         if all(d == 1 for d in weight.shape[:-2]):
-            b = stored_view(graph, b, weight.reshape(weight.shape[-2:]))
+            b, codes = stored_view(graph, b, weight.reshape(weight.shape[-2:])), graph.codes.get(b)
+            if codes is not None:
+                graph.codes[b] = codes.matrices(weight.shape)
     if _matrix(graph, b) and a not in graph.weights and graph.dtype(a) in FLOATS:
         return linear(graph, node, a, _weight(graph, b, True), node.outputs[0])
     if _matrix(graph, a) and b not in graph.weights and graph.dtype(b) in FLOATS:

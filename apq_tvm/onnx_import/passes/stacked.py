@@ -12,9 +12,10 @@ from math import prod
 import numpy as np
 
 from apq_tvm.formats.spelling import GROUP_SIZES
-from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.graph import FLOATS, Graph
+from apq_tvm.onnx_import.integers.codes import Codes
 from apq_tvm.onnx_import.operators.steps import Steps
-from apq_tvm.onnx_import.passes.linear import FLOATS
+from apq_tvm.onnx_import.symbolic.infer import infer
 from apq_tvm.types import Node
 
 MOST_LAYERS = 32
@@ -28,10 +29,13 @@ def split_stacks(graph: Graph) -> None:
         if node.op != "MatMul":
             continue
         x, weight = node.inputs
+        made: list[Node] = []
         if _is_stack(graph, weight) and x not in graph.weights and graph.dtype(x) in FLOATS:
-            _split(graph, node, x, weight)
+            made = _split(graph, node, x, weight)
         elif _is_stack(graph, x) and weight not in graph.weights and graph.dtype(weight) in FLOATS:
-            _turn(graph, node)
+            made = _turn(graph, node)
+        if made:
+            graph.replace(node, *made)
 
 
 def _is_stack(graph: Graph, value: str) -> bool:
@@ -39,37 +43,37 @@ def _is_stack(graph: Graph, value: str) -> bool:
     return array is not None and array.dtype.name in FLOATS and prod(array.shape[:-2]) > 1
 
 
-def _turn(graph: Graph, node: Node) -> None:
+def _turn(graph: Graph, node: Node) -> list[Node]:
     """``W @ b`` as ``(bᵀ @ Wᵀ)ᵀ``, where that will be layers."""
     stack, b = node.inputs
     rank, out = graph.rank(b), graph.known_shape(node.outputs[0])
-    turned = f"{stack}.T"
-    graph.weights.setdefault(turned, graph.weights[stack].swapaxes(-1, -2))
+    turned, weight = f"{stack}.T", graph.weights[stack]
+    graph.weights.setdefault(turned, weight.swapaxes(-1, -2))  # swept where it stays unread
+    codes = _codes(graph, stack)
+    if codes is not None:
+        graph.codes[turned] = codes.turned(weight.shape)
     if rank is None or rank < 2 or out is None:
-        _split(graph, node, b, turned)  # a vector, or a remark
-        return
-    steps = Steps(graph, node)
-    x = steps.transpose(b, *range(rank - 2), rank - 1, rank - 2)
-    y = graph.fresh(f"{node.name}.turned")
-    product = Node("MatMul", node.name, (x, turned), (y,))
-    steps.add(product)
-    if why := _declined(graph, product, x, turned):
-        graph.notes[node.name] = why
-        return
-    made = len(out)
-    back = steps.transpose(y, *range(made - 2), made - 1, made - 2)
-    graph.replace(node, *steps.done(back))
-    _split(graph, product, x, turned)
+        return _split(graph, node, b, turned)  # a vector, or a remark
+    before = Steps(graph, node)
+    x = before.transpose(b, *range(rank - 2), rank - 1, rank - 2)
+    product = Node("MatMul", node.name, (x, turned), (graph.fresh(f"{node.name}.turned"),))
+    infer(graph, product)
+    layers = _split(graph, product, x, turned)
+    if not layers:
+        return []
+    made, after = len(out), Steps(graph, node)
+    y = after.transpose(product.outputs[0], *range(made - 2), made - 1, made - 2)
+    return [*before.nodes, *layers, *after.done(y)]
 
 
-def _split(graph: Graph, node: Node, x: str, stack: str) -> None:
+def _split(graph: Graph, node: Node, x: str, stack: str) -> list[Node]:
+    """``x @ stack`` as layers; none, and a note, where it stays."""
     if why := _declined(graph, node, x, stack):
         graph.notes[node.name] = why
-        return
+        return []
     steps = Steps(graph, node)
     out = steps.shape(node.outputs[0])
-    y = steps.reshape(_product(steps, x, stack, node.name), *out)
-    graph.replace(node, *steps.done(y))
+    return steps.done(steps.reshape(_product(steps, x, stack, node.name), *out))
 
 
 def _declined(graph: Graph, node: Node, x: str, stack: str) -> str:
@@ -104,17 +108,22 @@ def _product(steps: Steps, x: str, stack: str, name: str) -> str:
     own, shared = _axes(weight.shape, shape)
     if not own:
         return _side_by_side(steps, x, stack, name, shared)
-    axis, parts = own[0], []
+    axis, parts, codes = own[0], [], _codes(graph, stack)
     for i in range(weight.shape[axis]):
         rows = steps.slice(x, len(shape) + axis, i, i + 1)
-        part, codes = f"{stack}[{i}]", graph.codes.get(stack)
+        part = f"{stack}[{i}]"
         graph.weights.setdefault(
             part, np.moveaxis(np.moveaxis(weight, axis, 0)[i : i + 1], 0, axis)
         )
-        if codes is not None and weight.ndim == 3 and codes.of_stack:
-            graph.codes[part] = codes.row(i)
+        if codes is not None:
+            graph.codes[part] = codes.entry(weight.shape, axis, i)
         parts.append(_product(steps, rows, part, graph.fresh(f"{name}.{i}")))
     return steps("Concat", *parts, axis=len(steps.shape(parts[0])) + axis)
+
+
+def _codes(graph: Graph, stack: str) -> Codes | None:
+    codes = graph.codes.get(stack)
+    return None if codes is None else codes.matrices(graph.weights[stack].shape)
 
 
 def _side_by_side(steps: Steps, x: str, stack: str, name: str, shared: list[int]) -> str:
@@ -128,9 +137,9 @@ def _side_by_side(steps: Steps, x: str, stack: str, name: str, shared: list[int]
     matrix = f"{stack}.{k}x{count * n}"
     apart = weight.reshape(count, k, n).swapaxes(0, 1)  # [K, count, N]
     graph.weights.setdefault(matrix, apart.reshape(k, count * n))
-    codes = graph.codes.get(stack)
-    if codes is not None and len(codes.values) == count and codes.of_stack:
-        graph.codes[matrix] = codes.side_by_side(k, n)
+    codes = _codes(graph, stack)
+    if codes is not None:
+        graph.codes[matrix] = codes.side_by_side(weight.shape)
     y = graph.fresh(f"{name}.product")
     steps.add(Node("MatMul", name, (x, matrix), (y,)))
     if not shared:

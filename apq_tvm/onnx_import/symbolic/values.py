@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.graph import FLOATS, Graph
 from apq_tvm.onnx_import.symbolic import ratios
 from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
@@ -34,8 +34,6 @@ from apq_tvm.types import Array, Node
 LARGEST = 64
 # An expression with more terms, or factors in one, is no size.
 MOST_TERMS = 64
-
-FLOATS = ("float32", "float64")
 
 
 def contents(graph: Graph, value: str) -> Array | None:

@@ -8,12 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, te
+from tvm import relax, s_tir, te, tirx
 
 import apq_tvm
 from apq_tvm import lower
+from apq_tvm.codegen.build.kernels import build_kernels
+from apq_tvm.codegen.cuda.split import split
 from apq_tvm.codegen.emit import emit
 from apq_tvm.errors import BuildError, UnsupportedModel
+from apq_tvm.schedules.devices import find_profile
+from apq_tvm.schedules.graph import rules
+from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.types import TensorSpec, Variant
 from tests import onnx_models
 from tests.e2e.module.helpers import (
@@ -74,6 +79,46 @@ def test_a_pass_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     )
     with pytest.raises(UnsupportedModel, match=told):
         apq_tvm.compile(path, tmp_path / "compiled", scheme="float")
+
+
+def refuse(func: Any) -> None:
+    """TVM's message ends with what is wrong, after a listing of the function."""
+    s_tir.Schedule(func).get_sblock("absent")
+
+
+def test_a_schedule_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(rules, "schedule_generic", lambda func, *_: refuse(func))
+    model = onnx_models.build([("Exp", "x", "y")], {"x": ("float32", ["rows", 4])}, "y")
+    told = (
+        r"model: TVM cannot schedule tir_exp \(float32 \[rows, 4\], float32 \[rows, 4\]\): "
+        r"Cannot find a block with the name: absent; .*--dim rows=SIZE"
+    )
+    with pytest.raises(UnsupportedModel, match=told):
+        apq_tvm.compile(onnx_models.save(model, tmp_path), tmp_path / "compiled")
+
+
+def test_a_schedule_of_a_layer_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(LinearKernel, "scheduled", lambda _, __, func: refuse(func))
+    weight = np.ones((64, 64), np.float32)
+    nodes = [("MatMul", "x w", "y")]
+    model = onnx_models.build(nodes, {"x": ("float32", [2, 64])}, "y", {"w": weight})
+    told = r"model, layer n_y: TVM cannot schedule .*W8A8.*absent; .*--tensor-type NAME=float"
+    with pytest.raises(UnsupportedModel, match=told):
+        apq_tvm.compile(onnx_models.save(model, tmp_path), tmp_path / "compiled", scheme="W8A8")
+
+
+@pytest.mark.parametrize("device", ["znver4", "rtx-3090"])
+def test_a_function_that_cannot_be_built(tmp_path: Path, device: str) -> None:
+    """TVM's message names it; with its shape it is told from others."""
+    a = te.placeholder((symbol("rows"), 4), "float32", "a")
+    right = te.create_prim_func([a, te.compute(a.shape, lambda i, j: a[i, j] * 2)])
+    unbound = tirx.Evaluate(tirx.call_extern("int32", "f", tirx.Var("free", "int32")))
+    mod = tvm.IRModule({"right": right, "wrong": right.with_body(unbound)})
+    target = tvm.target.Target(dict(find_profile(device).target))
+    make = split if device.startswith("rtx") else build_kernels
+    told = r"not build wrong \(float32 \[rows, 4\], .*Check failed: .*\(free,\).*; .*--dim"
+    with pytest.raises(BuildError, match=told):
+        make(mod, ["right", "wrong"], target, tmp_path)
 
 
 def test_shape_output(tmp_path: Path) -> None:

@@ -392,6 +392,32 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
         "e_add e_mul",
         {"x0": np.float32(0)},
     ),
+    # speaker embeddings: attentive statistics, also of one element, whose variance is 0.
+    "variance": (
+        [
+            ("Softmax", "x", "w", {"axis": 1}),
+            ("Mul", "x w", "part"),
+            ("ReduceSum", "part axis", "mean"),
+            ("Mul", "x x", "square"),
+            ("Mul", "square w", "parts"),
+            ("ReduceSum", "parts axis", "power"),
+            ("Pow", "mean two", "less"),
+            ("Sub", "power less", "variance"),
+            ("Sqrt", "variance", "y"),
+            ("Mul", "mean mean", "less_"),
+            ("Sub", "power less_", "variance_"),
+            ("Sqrt", "variance_", "z"),
+        ],
+        X3,
+        "y z",
+        {"axis": np.array([1]), "two": np.float32(2)},
+    ),
+    "codes_of_nan": (
+        [("Sqrt", "x", "r"), ("QuantizeLinear", "r s i", "y"), ("QuantizeLinear", "r s u", "z")],
+        X2,
+        "y z",
+        {"s": np.float32(0.25), "i": np.int8(0), "u": np.uint8(3)},
+    ),
     "whole_numbers": (
         [
             ("ReduceMean", "i axis", "mean"),

@@ -34,6 +34,11 @@ GATED: list[Any] = [
     ("Mul", "silu up_flat", "gated"),
     ("MatMul", "gated down", "z"),
 ]
+FLAT: list[Any] = [
+    ("Reshape", "x rows", "flat"),
+    *[(op, read.replace("x ", "flat "), made) for op, read, made in GATED],
+]
+"""Rows are a product of two sizes, as where experts read tokens."""
 
 
 def weight(*shape: int) -> np.ndarray:
@@ -43,7 +48,7 @@ def weight(*shape: int) -> np.ndarray:
 WEIGHTS = {
     "q": weight(64, 64), "q_bias": weight(64), "k": weight(64, 32), "v": weight(64, 32),
     "heads": np.array([0, 0, -1, 16]), "turn": weight(16), "gate": weight(64, 96),
-    "up": weight(64, 96), "down": weight(96, 64),
+    "up": weight(64, 96), "down": weight(96, 64), "rows": np.array([-1, 64]),
 }  # fmt: skip
 
 
@@ -91,6 +96,7 @@ def test_others_stay_apart(
         (ROTATED, "y", "W4A8g32"),
         (GATED, "z", "W4A8g32"),
         (GATED, "z", "W5mA8g32"),
+        (FLAT, "z", "W4A8g32"),
         *[
             pytest.param(GATED, "z", scheme, marks=pytest.mark.all_cases)
             for scheme in ("W8A8", "W4zA8g32", "W3sA8", "nl4")

@@ -63,7 +63,6 @@ def test_columns_that_are_no_whole_vectors(profile: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ("float32", "float16"))
 @pytest.mark.parametrize("order", ((1, 0, 2, 3), (2, 0, 1, 3)))
-@pytest.mark.isa("avx512f")
 def test_packing(dtype: str, order: tuple[int, ...]) -> None:
     """Whole squares, columns beside them, and tokens that are no whole 16; 0 behind those."""
     dims = {order[0]: "T", order[1]: "B", order[2]: 3, order[3]: 20}
@@ -82,7 +81,6 @@ def test_packing(dtype: str, order: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("size", (128, 16))
-@pytest.mark.isa("avx512f")
 def test_softcap_and_sink(size: int) -> None:
     problem = Problem(2, 2, size, softcap=3.0, sink=True)
     run = compiled(problem.func(), AVX512)
@@ -91,7 +89,6 @@ def test_softcap_and_sink(size: int) -> None:
 
 
 @pytest.mark.parametrize("zero", (False, True))
-@pytest.mark.isa("avx512f")
 def test_rows_that_are_masked_altogether(zero: bool) -> None:
     problem = Problem(1, 1, 16, zero_masked=zero)
     run = compiled(problem.func(), AVX512)
@@ -123,7 +120,6 @@ def test_parts_of_the_keys(profile: Any) -> None:
         problem.check(run, 2, queries, tokens, kind)
 
 
-@pytest.mark.isa("avx512f")
 def test_grouped_axes_and_other_orders() -> None:
     """q as [B, Nkv, G, S, H], v with heads first, y with heads before queries."""
     rng = np.random.default_rng(0)

@@ -148,6 +148,19 @@ def test_integer_outputs_are_no_part_of_the_error(tmp_path: Path) -> None:
     assert _distance(scheme) == (0.25, "share that differs, mean over outputs")
 
 
+def test_float_products_say_why(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((32, 8)), "stack": rng.standard_normal((3, 8, 4))}
+    nodes = [("MatMul", "x w", "h"), ("MatMul", "h stack", "y")]
+    floats = {name: weight.astype(np.float32) for name, weight in weights.items()}
+    onnx.save(build(nodes, {"x": ("float32", ["n", 32])}, "y", floats), tmp_path / "m.onnx")
+    np.savez(tmp_path / "i.npz", x=rng.standard_normal((2, 32)).astype(np.float32))
+    document = make_report(tmp_path / "m.onnx", tmp_path / "i.npz", ["W8A8"], tmp_path / "r.html")
+    why = "K=8 is below 16, the smallest group"
+    assert document["products"] == {"n_y": why}
+    assert ["n_y", why] in Page(tmp_path / "r.html").tables[-1]
+
+
 def counting(monkeypatch: pytest.MonkeyPatch, stop: int) -> list[str]:
     """Record evaluated schemes; the one after `stop` is interrupted."""
     seen: list[str] = []

@@ -1,4 +1,4 @@
-"""Layers that stay float unasked: small ones, thin convolutions, spectra before a logarithm."""
+"""Layers that stay float unasked: small ones, thin convolutions, spectra, routers."""
 
 from __future__ import annotations
 
@@ -69,3 +69,40 @@ def test_only_three_layers_before_a_logarithm_stay_float(tmp_path: Path) -> None
     weights = {f"w{i}": rand(16, 16) for i in range(5)}
     graph = build([*nodes, ("Log", "e", "y")], {"x": ("float32", [3, 16])}, "y", weights)
     assert set(quantize(import_onnx(save(graph, tmp_path)), "W4A32").layers) == {"n_a", "n_b"}
+
+
+CHOSEN: dict[str, list[NodeSpec]] = {
+    "logits": [("TopK", "route one", "best which")],
+    "shares": [("Softmax", "route", "shares"), ("TopK", "shares one", "best which")],
+    "bias": [
+        ("Sigmoid", "route", "shares"),
+        ("Add", "shares bias", "sum"),
+        ("ArgMax", "sum", "which", {"axis": -1}),
+    ],
+}
+
+
+@pytest.mark.parametrize("how", CHOSEN)
+def test_routers_stay_float(tmp_path: Path, how: str) -> None:
+    weights = {"gate": rand(32, 24), "bias": rand(24), "one": np.array([1]), "table": rand(24, 32)}
+    chosen = [("MatMul", "x gate", "route"), *CHOSEN[how]]
+    nodes = [*chosen, ("Gather", "table which", "row"), ("MatMul", "row gate", "y")]
+    model = import_onnx(save(build(nodes, {"x": ("float32", ["m", 32])}, "y", weights), tmp_path))
+    found = quantize(model, "W8A8")
+    assert "n_route" not in found.layers and "n_y" in found.layers
+    assert "chosen by its greatest results" in found.notes["n_route"]
+    assert "n_route" in quantize(model, "W8A8", {"n_route": "W8A8"}).layers
+    output = build(chosen, {"x": ("float32", ["m", 32])}, "which", weights)
+    assert "n_route" in quantize(import_onnx(save(output, tmp_path)), "W8A8").layers
+
+
+@pytest.mark.parametrize(("outputs", "axis"), [(513, -1), (24, 0)])
+def test_words_and_positions_are_no_routes(tmp_path: Path, outputs: int, axis: int) -> None:
+    weights = {"head": rand(32, outputs), "table": rand(outputs, 8)}
+    nodes = [
+        ("MatMul", "x head", "logits"),
+        ("ArgMax", "logits", "word", {"axis": axis}),
+        ("Gather", "table word", "y"),
+    ]
+    graph = build(nodes, {"x": ("float32", [5, 32])}, "y", weights)
+    assert "n_logits" in quantize(import_onnx(save(graph, tmp_path)), "W8A8").layers
