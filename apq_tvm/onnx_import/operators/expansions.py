@@ -40,6 +40,7 @@ from apq_tvm.onnx_import.operators.standard import (
     dropout,
     lp_normalization,
     max_unpool,
+    normalization,
     space_to_depth,
     squeeze,
 )
@@ -70,6 +71,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "Einsum": einsum,
     "Gemm": gemm,
     "GridSample": grid_sample,
+    "LayerNormalization": normalization,
     "LpNormalization": lp_normalization,
     "MaxUnpool": max_unpool,
     "ReduceL2": reduce_root_or_log,
@@ -78,6 +80,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "ReduceMean": reduce_mean,
     "Resize": resize,
     "QuantizeLinear": quantize,
+    "RMSNormalization": normalization,
     "RotaryEmbedding": onnx_rotary,
     "Scan": scan,
     "SimplifiedLayerNormalization": simplified_layer_norm,
