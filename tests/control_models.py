@@ -260,7 +260,8 @@ def odd_of(value: str) -> Any:
 
 def _unsupported() -> Any:
     """A branch that cannot be compiled."""
-    return _body([node("RandomNormalLike", ["x"], ["r"])], "r")
+    nodes = [node("Optional", ["x"], ["o"]), node("OptionalGetElement", ["o"], ["r"])]
+    return _body(nodes, "r")
 
 
 def _lists() -> list[Any]:

@@ -33,6 +33,7 @@ from apq_tvm.lower.regions import region_converters
 from apq_tvm.lower.relax_import import import_graph
 from apq_tvm.lower.run_sizes import RunSizeLowering
 from apq_tvm.lower.shapes import ShapeLowering
+from apq_tvm.lower.views import view_constants
 from apq_tvm.types import WEIGHT_INPUT, Array, ImportedModel, LoweredModel, PackedModel
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ def lower(
     with contextlib.redirect_stdout(sys.stderr):
         mod = import_graph(model, converters, params, hidden, variables, dims)
         linears.finish()
-        mod = _fuse(prepare_behind(mod, linears.always_prepared()), model)
+        mod = prepare_behind(mod, linears.always_prepared())
+        mod = _fuse(view_constants(mod), model)
     return LoweredModel(
         packed, mod, params, linears.variants, linears.funcs, linears.preparations,
         attentions.declined, linears.gathered,

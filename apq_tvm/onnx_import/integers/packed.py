@@ -122,8 +122,8 @@ def gather_block_quantized(graph: Graph, node: Node) -> list[Node]:
     table = _constant(graph, data, "table", name)
     if table.ndim != 2:
         raise UnsupportedModel(f"{name}: its table {graph.describe(data)} is no matrix")
-    axes = [int(node.attrs.get(key, default)) % 2 for key, default in _AXES]
-    if axes != [0, 1]:
+    gathered, cut = (int(node.attrs.get(key, default)) for key, default in _AXES)
+    if gathered not in (0, -2) or cut not in (1, -1):
         raise UnsupportedModel(f"{name}: only rows (gather_axis 0) in blocks along axis 1 work")
     size, dtype = int(node.attrs.get("block_size", 128)), table.dtype.name
     if dtype not in CODE_BITS:

@@ -28,6 +28,7 @@ from apq_tvm.onnx_import.operators.fused import fused_conv, fused_gemm, fused_ma
 from apq_tvm.onnx_import.operators.group_query import group_query_attention
 from apq_tvm.onnx_import.operators.multi_head import multi_head_attention
 from apq_tvm.onnx_import.operators.onnx_attention import onnx_attention
+from apq_tvm.onnx_import.operators.random import RANDOM
 from apq_tvm.onnx_import.operators.recurrent.operators import gru, lstm, rnn
 from apq_tvm.onnx_import.operators.recurrent.quantized import dynamic_quantize_lstm
 from apq_tvm.onnx_import.operators.rms_norm import simplified_layer_norm, skip_simplified_layer_norm
@@ -39,6 +40,7 @@ from apq_tvm.onnx_import.operators.standard import (
     dropout,
     lp_normalization,
     max_unpool,
+    normalization,
     space_to_depth,
     squeeze,
 )
@@ -69,6 +71,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "Einsum": einsum,
     "Gemm": gemm,
     "GridSample": grid_sample,
+    "LayerNormalization": normalization,
     "LpNormalization": lp_normalization,
     "MaxUnpool": max_unpool,
     "ReduceL2": reduce_root_or_log,
@@ -77,6 +80,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "ReduceMean": reduce_mean,
     "Resize": resize,
     "QuantizeLinear": quantize,
+    "RMSNormalization": normalization,
     "RotaryEmbedding": onnx_rotary,
     "Scan": scan,
     "SimplifiedLayerNormalization": simplified_layer_norm,
@@ -106,6 +110,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "com.microsoft.SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
     **{f"ai.onnx.ml.{op}": rule for op, rule in (ROWS | SCORES | SVM | TREES).items()},
     **QLINEAR,
+    **RANDOM,
     **SELECTIONS,
     **SEQUENCES,
     **SHAPE_INPUTS,

@@ -17,6 +17,7 @@ from apq_tvm.onnx_import.symbolic.dims import (
     symbols,
 )
 from apq_tvm.onnx_import.symbolic.geometry import halves
+from apq_tvm.onnx_import.symbolic.unify import same_shape
 from apq_tvm.types import Node
 
 
@@ -26,6 +27,32 @@ def reduced(steps: Steps, op: str, x: str, axes: tuple[int, ...], keep: bool = T
     if steps.graph.opset < since:
         return steps(op, x, axes=axes, keepdims=int(keep))
     return steps(op, x, steps.constant(np.asarray(axes, np.int64)), keepdims=int(keep))
+
+
+def normalization(graph: Graph, node: Node) -> list[Node] | None:
+    """LayerNormalization and RMSNormalization, whose scale and bias may have to be broadcast.
+
+    Raises
+    ------
+    ValueError
+        They cannot be.
+    """
+    steps = Steps(graph, node)
+    x, *given = (value for value in node.inputs if value)
+    shape = steps.shape(x)
+    axis = int(node.attrs.get("axis", -1)) % len(shape)
+    if all(same_shape(graph.shape(value), shape[axis:]) for value in given):
+        return None
+    if any(node.outputs[1:]):
+        raise steps.refuse("its mean and deviation cannot be had where its scale is broadcast")
+    kind, ones = str(graph.dtype(x)), tuple(as_attr(dim) for dim in shape[axis:])
+    one = steps("apq.Full", shape=ones, value=np.ones((), kind), dtype=kind)
+    made = steps(node.op, x, one, axis=axis, epsilon=node.attrs.get("epsilon", 1e-5))
+    for op, value in zip(("Mul", "Add"), given, strict=False):
+        made = steps(op, made, value)
+    if not same_shape(graph.shape(made), shape):
+        raise ValueError(f"its scale or bias is larger than {graph.describe(x)}")
+    return steps.done(made)
 
 
 def batch_normalization(graph: Graph, node: Node) -> list[Node] | None:

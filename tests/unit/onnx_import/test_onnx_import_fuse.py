@@ -433,3 +433,10 @@ def test_operators_that_are_functions_are_inlined(tmp_path: Path, op: str, opset
         from apq_tvm.onnx_import import import_onnx
 
         assert set(ops(import_onnx(path))) == {"Sigmoid", "Mul"}
+
+
+@pytest.mark.parametrize("shape", [(1,), (4, 1), (2, 4, 16)])
+def test_norms_whose_scale_is_broadcast(shape: tuple[int, ...], tmp_path: Path) -> None:
+    nodes = [("LayerNormalization", "x s b", "y", {"axis": -1})]
+    weights = {"s": rand(*shape), "b": rand(16)}
+    check(save(build(nodes, {"x": ("float32", [2, 4, 16])}, "y", weights), tmp_path), {})

@@ -85,6 +85,9 @@ class Layer:
                 f"its recurrent weights {steps.graph.describe(steps.input(R))} are not those of "
                 f"{len(flags)} directions of {gates} gates"
             )
+        told = int(attrs.get("hidden_size", self.hidden))
+        if told != self.hidden:
+            raise steps.refuse(f"its hidden_size is {told}, its weights are of {self.hidden}")
         self.gates = gates
         self.dtype = str(steps.graph.dtype(self.x))
         chosen = read_functions(steps, len(flags), functions)
