@@ -75,8 +75,7 @@ def make_report(
     -------
     dict
         ``version, model, sha256, inputs, calibration, schemes`` (what `SchemeEvaluator.evaluate`
-        gives, in the order asked for), ``products`` (float ones by name, and why), ``failed``
-        (scheme to reason), ``timings``.
+        gives, in that order), ``products`` (float, and why), ``failed`` (by scheme), ``timings``.
 
     Raises
     ------

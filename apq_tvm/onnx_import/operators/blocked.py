@@ -38,9 +38,8 @@ def quantize(graph: Graph, node: Node) -> list[Node] | None:
     if zero:
         wide = steps("Add", wide, _spread(steps, steps("Cast", zero, to=type_number(real)), x))
     ends = np.iinfo(kind)
-    wide = steps(
-        "Max", steps("Min", wide, steps.number(ends.max, real)), steps.number(ends.min, real)
-    )
+    above = steps("Max", wide, steps.number(ends.min, real))  # what NaN becomes in ONNX Runtime
+    wide = steps("Min", above, steps.number(ends.max, real))
     return steps.done(steps("Cast", wide, to=type_number(kind)))
 
 

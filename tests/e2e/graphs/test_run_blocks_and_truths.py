@@ -37,6 +37,7 @@ def test_blocks_of_a_run_and_equal_truths(tmp_path: Path) -> None:
     feeds = {"x": 3 * rand(18, 20), "logarithms": rand(18, 2, seed=5)}
     feeds |= {"a": rand(3, 33, seed=1), "b": rand(3, 33, seed=2)}
     feeds["b"][:, ::4] = feeds["a"][:, ::4]
+    feeds["x"][4, 7] = np.nan
     got, want = load_module(tmp_path / "blocks").run(feeds), run_onnx(path, feeds)
     for name, expected in want.items():
         assert got[name].dtype == expected.dtype
