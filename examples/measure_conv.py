@@ -1,8 +1,8 @@
-"""Times convolution nets in W8A8 (``--scheme W7A8``) beside ONNX Runtime's float32 and QDQ int8: docs/speed-x86.md.
+"""Times convolution nets in W8A8 beside ONNX Runtime's float32 and QDQ int8: docs/speed-x86.md.
 
 ``python examples/measure_conv.py NAME...`` takes names of torchvision's models, whose weights are
-random, or paths of ONNX files; ``--size 1x3x640x640`` is for inputs whose sizes are open. Rivals
-are the float32 model and `quantize_static` of it, QDQ, per channel, int8 weights, uint8 and int8
+random, or paths of ONNX files; ``--size 1x3x640x640`` is for inputs whose sizes are open, and
+``--scheme W7A8`` for other codes. Rivals are the float32 model and `quantize_static` of it, QDQ, per channel, int8 weights, uint8 and int8
 activations: the fastest counts. All take turns in one process; one thread is timed by its own
 clock, which stands while others use the core, two by the wall's. Rows lie in
 ``docs/measured/conv_TARGET.json``, a file for each machine. ``--target znver3`` measures code for
