@@ -2,11 +2,11 @@
 
 ``python examples/measure_conv.py NAME...`` takes names of torchvision's models, whose weights are
 random, or paths of ONNX files; ``--size 1x3x640x640`` is for inputs whose sizes are open, and
-``--scheme W7A8`` for other codes. Rivals are the float32 model and `quantize_static` of it, QDQ, per channel, int8 weights, uint8 and int8
-activations: the fastest counts. All take turns in one process; one thread is timed by its own
-clock, which stands while others use the core, two by the wall's. Rows lie in
-``docs/measured/conv_TARGET.json``, a file for each machine. ``--target znver3`` measures code for
-other machines here.
+``--scheme W7A8`` for other codes. Rivals are the float32 model and `quantize_static` of it, QDQ,
+per channel, int8 weights, uint8 and int8 activations: the fastest counts. All take turns in one
+process; one thread is timed by its own clock, which stands while others use the core, two by the
+wall's. Rows lie in ``docs/measured/conv_TARGET.json``, a file for each machine. ``--target znver3``
+measures code for other machines here.
 """
 
 from __future__ import annotations
