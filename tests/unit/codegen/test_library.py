@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from apq_tvm.codegen.build.library import check_kernels
+from apq_tvm.codegen.build import library
+from apq_tvm.codegen.build.library import LARGE_SOURCE, check_kernels, compile_sources
 from apq_tvm.codegen.build.toolchain import Toolchain, find_toolchain, run
 from apq_tvm.errors import BuildError
 from apq_tvm.schedules.devices import find_profile
@@ -44,3 +45,17 @@ def test_runtime_functions_are_named(tools: Toolchain, tmp_path: Path) -> None:
     objects = build(tools, tmp_path, "TVMFFIFunctionCall", "expf", "TVMBackendGetFuncFromEnv")
     with pytest.raises(BuildError, match=r": TVMBackendGetFuncFromEnv, TVMFFIFunctionCall$"):
         check_kernels(tools, objects)
+
+
+def test_large_graphs_are_compiled_with_less_effort(
+    tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(library, "run", commands.append)
+    sources = [tmp_path / "small.c", tmp_path / "large.c"]
+    for source, size in zip(sources, (1, LARGE_SOURCE + 1), strict=True):
+        source.write_text(" " * size)
+    with compile_sources(tools, sources, tmp_path) as wait:
+        wait()
+    efforts = {Path(c[-3]).name: [word for word in c if word.startswith("-O")] for c in commands}
+    assert efforts == {"small.c": ["-O2"], "large.c": ["-Og"]}
