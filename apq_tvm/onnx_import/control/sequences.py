@@ -183,7 +183,10 @@ def _pieces(steps: Steps, extent: Dim) -> tuple[int, str] | None:
     value = steps.input(1)
     if steps.graph.opset < 13:
         raise steps.refuse("pieces need opset 13; export the model with it")
-    if steps.graph.shape(value) != ():
+    shape, advice = steps.graph.known_shape(value), "cut it into a fixed number of pieces"
+    if shape != ():
+        if not shape or not isinstance(shape[0], int):
+            raise steps.refuse(f"how many pieces there are depends on the input; {advice}")
         return len(entries(steps.graph, value)), value
     known = elements(contents(steps.graph, value))
     if known == [1]:
@@ -193,7 +196,7 @@ def _pieces(steps: Steps, extent: Dim) -> tuple[int, str] | None:
     if not isinstance(count, int) or size == 0:
         raise steps.refuse(
             f"into how many pieces it cuts {extent} depends on the input; fix the dimension with "
-            "--dim, or cut it into a fixed number of pieces"
+            f"--dim, or {advice}"
         )
     sizes = [*[size] * (count - 1), extent - size * (count - 1)] if 0 < count <= MOST else []
     if all(isinstance(dim, int) for dim in sizes):

@@ -13,7 +13,7 @@ import numpy as np
 
 from apq_tvm.errors import BadScheme, ImportFailed, UnsupportedModel
 from apq_tvm.formats.order import column_order
-from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.graph import FLOATS, Graph
 from apq_tvm.onnx_import.integers.codes import CODE_BITS, Codes, check_scales
 from apq_tvm.onnx_import.passes.linear import linear
 from apq_tvm.onnx_import.symbolic.infer import infer
@@ -46,6 +46,8 @@ def matmul_nbits(graph: Graph, node: Node) -> list[Node]:
     x, packed, scales, zeros, g_idx, bias = (*node.inputs, "", "", "", "")[:6]
     name = f"MatMulNBits {node.name!r}"
     n, k, size = (_positive(node, key, name) for key in ("N", "K", "block_size"))
+    if graph.dtype(x) not in FLOATS:
+        raise ImportFailed(f"{name}: its input {graph.describe(x)} is no tensor of floats")
     bits = int(node.attrs.get("bits", 4))
     _check_bits(bits, name)
     if size < 16 or size & (size - 1):
@@ -201,6 +203,8 @@ def _zeros(graph: Graph, value: str, bits: int, n: int, blocks: int, name: str) 
     array = _constant(graph, value, "zero points", name)
     if array.dtype.kind == "f":
         _check_size(array, array.dtype.name, n * blocks, f"{n}x{blocks} blocks", value, name)
+        if not np.isfinite(array).all():
+            raise UnsupportedModel(f"{name}: zero points {value!r} are NaN or infinite")
         return array.reshape(n, blocks)
     count = -(-blocks * bits // 8)
     _check_size(array, "uint8", n * count, f"{n}x{blocks} packed blocks", value, name)

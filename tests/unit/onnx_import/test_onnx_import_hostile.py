@@ -314,6 +314,10 @@ LISTS: dict[str, tuple[Any, ...]] = {
                               ("ConcatFromSequence", "s", "y", {"axis": HUGE})], {}, "n_y axis"),
     "of pieces of 0": ([("SplitToSequence", "x i", "s", {"axis": 1}), ("SequenceLength", "s", "y")],
                        ENTRY, "n_s pieces"),
+    "of as many pieces as data say": (
+        [("Cast", "x", "c", {"to": 7}), ("Reshape", "c flat", "r"),
+         ("SplitToSequence", "x r", "s", {"axis": 1}), ("SequenceLength", "s", "y")],
+        {"flat": np.array([-1])}, "n_s pieces depends"),
     "that grows": ([("SequenceEmpty", "", "s0"), ("SequenceLength", "s9999", "y"),
                     *(("SequenceInsert", f"s{i} x", f"s{i + 1}") for i in range(9999))],
                    {}, "entries"),

@@ -124,6 +124,7 @@ def test_layers_that_share_codes_share_the_tensor(tmp_path: Path) -> None:
         ({"w": np.zeros((6, 2, 16), np.int8)}, ImportFailed, "'w' is int8"),
         ({"zeros": "packed", "z": np.zeros(5, np.uint8)}, ImportFailed, "'z'.*6"),
         ({"zeros": "float", "z": np.zeros(5, np.float32)}, ImportFailed, "'z'.*12"),
+        ({"zeros": "float", "z": np.full(12, np.nan, np.float32)}, UnsupportedModel, "'z' are NaN"),
         (
             {"extra": "order", "order": np.zeros(64, np.int32)},
             UnsupportedModel,
@@ -138,6 +139,14 @@ def test_matmul_nbits_that_is_wrong(
     path, _, _ = nbits(tmp_path, **change)
     with pytest.raises(error, match=message):
         import_onnx(path)
+
+
+def test_matmul_nbits_of_integers_is_refused(tmp_path: Path) -> None:
+    path, _, _ = nbits(tmp_path)
+    model = onnx.load(path)
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    with pytest.raises(ImportFailed, match=r"int64.* is no tensor of floats"):
+        import_onnx(save(model, tmp_path))
 
 
 def test_fractional_zero_points_keep_the_layer_float(tmp_path: Path) -> None:
