@@ -423,6 +423,7 @@ def conv(name: str) -> str:
     """Convolution nets beside ONNX Runtime, on one machine."""
     document = read(name)
     rivals = ("fp32", "QUInt8", "QInt8")
+    rival_too = all("rivals_cosine" in r for r in document["rows"])
     cells = (
         (
             r["model"],
@@ -433,13 +434,12 @@ def conv(name: str) -> str:
             *(f"{r['rivals_us'][name] / 1e3:.2f}" for name in rivals),
             f"**{r['ratio']:.2f}**",
             f"{r['cosine']:.4f}",
-            *(f"{r[key]['QUInt8']:.4f}" for key in ("rivals_cosine",) if key in r),
+            *([f"{r['rivals_cosine']['QUInt8']:.4f}"] if rival_too else []),
         )
         for r in document["rows"]
     )
-    columns = ["model", "code for", "batch", "threads", "ours ms", "ORT fp32", "QDQ u8", "QDQ s8",
-               "ratio", "cosine"]  # fmt: skip
-    columns += ["of QDQ u8"] * all("rivals_cosine" in r for r in document["rows"])
+    columns = ("model", "code for", "batch", "threads", "ours ms", "ORT fp32", "QDQ u8", "QDQ s8",
+               "ratio", "cosine", *(["of QDQ u8"] if rival_too else []))  # fmt: skip
     dated = dates(document["rows"])
     return f"{machine_name(document)}. Measured {dated}.\n\n{table(columns, cells)}"
 

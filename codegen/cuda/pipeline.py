@@ -61,10 +61,8 @@ def to_kernels() -> Any:
 
 def _lower_blocks(mod: Any, _: Any) -> Any:
     """Arrays are as large as need be, and made where they are used."""
-    written = {name: func for name, func in mod.functions.items() if _written(func)}
-    scheduled = {name: func for name, func in mod.functions.items() if name not in written}
     structured = s_tir.transform
-    opened = (
+    passes = (
         structured.CanonicalizeLoop(),
         structured.LowerCrossThreadReduction(),
         structured.LowerInitBlock(),
@@ -72,14 +70,17 @@ def _lower_blocks(mod: Any, _: Any) -> Any:
         structured.ConvertBlocksToOpaque(),
         structured.LiftThreadBinding(),
     )
-    sequence = tvm.ir.transform.Sequential
-    done = dict(sequence(opened)(tvm.IRModule(written)).functions.items())
-    compacted = sequence([*opened, structured.CompactBufferAllocation()])
-    done.update(compacted(tvm.IRModule(scheduled)).functions.items())
-    # In the order of before, which is that of the source's kernels.
-    return tvm.IRModule({name: done[name] for name in mod.functions}, attrs=mod.attrs)
-
-
-def _written(func: Any) -> bool:
-    """Whether no block of it has axes, which schedules are about."""
-    return not any(block.iter_vars for block in collect(func.body, s_tir.SBlock))
+    opened = tvm.ir.transform.Sequential(passes)(mod)
+    # Blocks with axes are what schedules are about; opened ones have none.
+    scheduled = {
+        name: opened[name]
+        for name, func in mod.functions.items()
+        if any(block.iter_vars for block in collect(func.body, s_tir.SBlock))
+    }
+    compact = structured.CompactBufferAllocation()(tvm.IRModule(scheduled))
+    # `update` would put these last, and the source's kernels into another order.
+    made = {
+        name: compact[name] if name in scheduled else func
+        for name, func in opened.functions.items()
+    }
+    return tvm.IRModule(made, attrs=opened.attrs)
