@@ -48,6 +48,7 @@ AXES_INPUT = {
 CONVOLUTIONS = {
     "Conv": (1, 2), "ConvTranspose": (1, 2), "ConvInteger": (1, None), "QLinearConv": (3, 8),
 }  # fmt: skip
+NORMALIZERS = frozenset(("InstanceNormalization", "GroupNormalization"))
 POOLS = frozenset(("MaxPool", "AveragePool", "LpPool"))
 PER_SPATIAL = {"kernel_shape": 1, "strides": 1, "dilations": 1, "pads": 2, "output_padding": 1}
 
@@ -78,6 +79,10 @@ def check_attributes(graph: Graph, node: Node) -> None:
         _check_windows(graph, node, rank)
     if node.op in CONVOLUTIONS:
         _check_convolution(graph, node)
+    if node.op in NORMALIZERS:
+        _check_channels(graph, node)
+    if node.op == "PRelu":
+        _check_slope(graph, node)
     if node.op in ("Resize", "Upsample"):
         _check_scales(graph, node)
     if node.op in PER_AXIS:
@@ -165,6 +170,35 @@ def _check_convolution(graph: Graph, node: Node) -> None:
         bias = graph.shape(node.inputs[bias_at])
         if bias is not None and (len(bias) != 1 or not _may_equal(bias, [channels])):
             raise _bad(node, f"its bias has {_text(bias)}, wanted {channels} numbers")
+
+
+def _check_channels(graph: Graph, node: Node) -> None:
+    """A scale and a bias for each channel; for each group until opset 21."""
+    shape = graph.shape(node.inputs[0])
+    if shape is None:
+        return
+    if len(shape) < 2:
+        raise _bad(node, f"its input has {len(shape)} axes, wanted batch, channels and more")
+    channels, groups = shape[1], node.attrs.get("num_groups", 1)
+    if isinstance(channels, int) and channels % groups:
+        raise _bad(node, f"num_groups is {groups}, which does not divide {channels} channels")
+    grouped = node.op == "GroupNormalization" and graph.opset < 21
+    wanted = groups if grouped else channels
+    for what, value in zip(("scale", "bias"), node.inputs[1:3], strict=True):
+        given = graph.shape(value)
+        if given is not None and not _may_equal(given, [wanted]):
+            raise _bad(node, f"its {what} has {_text(given)}, wanted {wanted} numbers")
+
+
+def _check_slope(graph: Graph, node: Node) -> None:
+    """A slope that the input's shape holds."""
+    shape, slope = graph.shape(node.inputs[0]), graph.shape(node.inputs[1])
+    if shape is None or slope is None:
+        return
+    behind = shape[len(shape) - len(slope) :] if len(slope) <= len(shape) else ()
+    spread = [have if given == 1 else given for have, given in zip(behind, slope, strict=False)]
+    if len(slope) > len(shape) or not _may_equal(spread, behind):
+        raise _bad(node, f"its slope has {_text(slope)}, which an input {_text(shape)} cannot hold")
 
 
 def _may_equal(a: Sequence[Any], b: Sequence[Any]) -> bool:
