@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from apq_tvm.formats.integer import MAX_SCALE
 from apq_tvm.types import WEIGHT_INPUT, ImportedModel, Node, Scheme
 
 MIN_K = 16
@@ -22,6 +25,10 @@ model from 0.9855 to 0.9788."""
 MOST_CHOICES = 512
 """Outputs of a layer of which only the greatest are followed: experts that tokens are sent to, not
 the words of a vocabulary."""
+
+SIZES = (2.0**-20, MAX_SCALE)
+"""Weights whose largest lies outside stay float: scales are float16, whose least number is 2^-24.
+From 1e-7 down 8-bit codes of them have cosines below 0.99, at 1e-10 all scales are 0."""
 
 MOST_LAYERS = 3
 """One behind the other before a logarithm: a Fourier transform in two steps and its bands."""
@@ -60,6 +67,7 @@ class KeptFloat:
         """Why a layer that `scheme` would quantize stays float, or ``""``."""
         return (
             self._small(node)
+            or self._beyond_scales(node)
             or self._logarithm(node)
             or self._router(node)
             or self._thin(node, scheme)
@@ -75,6 +83,16 @@ class KeptFloat:
                 f"only {4 * rows * columns} bytes"
             )
         return ""
+
+    def _beyond_scales(self, node: Node) -> str:
+        if self._coded(node):
+            return ""
+        largest = np.abs(self._model.weights[node.inputs[WEIGHT_INPUT[node.op]]]).max(initial=0)
+        least, most = SIZES
+        if not 0 < largest < least and not most < largest < np.inf:
+            return ""
+        size = "small" if largest < least else "large"
+        return f"its largest weight is {largest:.1e}, too {size} for scales, which are float16"
 
     def _logarithm(self, node: Node) -> str:
         """Spectra: a logarithm makes small values large, but codes are as coarse as the largest.

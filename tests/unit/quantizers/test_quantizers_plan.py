@@ -55,6 +55,16 @@ def test_what_stays_float_has_a_reason() -> None:
     assert "K=15" in notes["head"]
 
 
+@pytest.mark.parametrize(("factor", "size"), [(1e-9, "small"), (1e6, "large")])
+def test_weights_that_no_scale_holds_stay_float(factor: float, size: str) -> None:
+    """And a row of such does no harm."""
+    words = np.random.default_rng(0).normal(size=(50, 32)).astype(np.float32)
+    notes = quantize(model(words=words * np.float32(factor)), "W8A8").notes
+    assert f"too {size} for scales" in notes["embed/words"]
+    words[0] *= 1e-9
+    assert "embed/words" not in quantize(model(words=words), "W8A8").notes
+
+
 @pytest.mark.parametrize("scheme", (None, "float"))
 def test_float_quantizes_nothing(scheme: str | None) -> None:
     result = quantize(model(), scheme)
