@@ -15,7 +15,7 @@ import onnx
 import tvm
 import tvm_ffi
 from onnx import helper
-from tvm import ir, relax, sym
+from tvm import ir, relax, sym, tirx
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from apq_tvm.errors import UnsupportedModel
@@ -137,6 +137,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self._variables = variables
         self._dims = dims
         self._branches = 0  # that are open
+        self._stands_for: dict[str, set[str]] = {}  # names of dimensions, behind those of others
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for name, array in self._model.weights.items():
@@ -228,6 +229,32 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         if wanted is None:
             return value
         if isinstance(value.ty.shape, relax.ShapeExpr):
-            self._dims.require(value.ty.shape.values, wanted, node.name)
+            have = value.ty.shape.values
+            self._dims.require(have, wanted, node.name)
+            if self._in_itself(have, wanted):
+                return self.bb.normalize(relax.op.reshape(value, wanted))
         value = value if isinstance(value, relax.Var) else self.bb.emit(value)
         return self.bb.match_cast(value, relax.TensorType(wanted, value.ty.dtype))
+
+    def _in_itself(self, have: Sequence[Any], wanted: Sequence[Any]) -> bool:
+        """Whether a dimension would stand for an expression it is part of, by way of others maybe.
+
+        TVM 0.27's ``CanonicalizeBindings`` replaces what a ``match_cast`` names by what it stands
+        for, and would never end.
+        """
+        new = {
+            there.name: {var.name for var in tirx.analysis.undefined_vars(here, [])}
+            for here, there in zip(have, wanted, strict=True)
+            if isinstance(there, tirx.Var) and not tvm_ffi.structural_equal(here, there)
+        }
+        behind = {name: self._stands_for.get(name, set()) | parts for name, parts in new.items()}
+        open_, seen = [part for parts in new.values() for part in parts], set[str]()
+        while open_:
+            name = open_.pop()
+            if name not in seen:
+                seen.add(name)
+                open_ += {**self._stands_for, **behind}.get(name, ())
+        if seen & new.keys():
+            return True
+        self._stands_for |= behind
+        return False

@@ -270,6 +270,24 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
             "kernel": WEIGHT[:, :12].reshape(18, 4, 1, 1)[:6],
         },
     ),
+    "as_many": (  # TVM 0.27 looked for what the dimension stands for until its stack was full
+        [
+            ("Slice", "x zero end zero two", "half"),
+            ("Shape", "x", "rows", {"end": 1}),
+            ("Squeeze", "rows", "count"),
+            ("Range", "first count step", "numbers"),
+            ("Mod", "numbers two", "odd"),
+            ("Equal", "odd zero", "even"),
+            ("Compress", "x even", "kept", {"axis": 0}),
+            ("Einsum", "half kept", "y", {"equation": "id,id->i"}),
+        ],
+        X,
+        "y",
+        {
+            **{"zero": np.array([0]), "two": np.array([2]), "end": np.array([INT64_MAX])},
+            **{"first": np.int64(0), "step": np.int64(1)},
+        },
+    ),
     "twice": (
         [
             ("NonZero", "x", "nz"),
