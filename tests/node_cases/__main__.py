@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.node_cases.cases import Case, collect, load, store
+from tests.node_cases.cases import Case, every, load, store
 from tests.node_cases.judge import Judge
 from tests.node_cases.lists import write
 from tests.node_cases.worker import Outcome
@@ -23,12 +23,13 @@ def main() -> None:
     parser.add_argument("--exact", action="store_true", help="texts are whole names")
     parser.add_argument("--import", dest="only_import", action="store_true")
     parser.add_argument("--write", action="store_true", help="write passing.txt")
+    parser.add_argument("--types", action="store_true", help="the cases at every type")
     parser.add_argument("--target", default="host", help="GPUs are simulated")
     parser.add_argument("--cache", default="", help="folder to keep the collected cases in")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.cache or scratch)
-        cases = [c for c in _cases(folder) if _asked(c.name, options)]
+        cases = [c for c in _cases(folder, options.types) if _asked(c.name, options)]
         began, outcomes = time.time(), dict[str, Outcome]()
         judge = Judge(folder, options.target)
         stage = "import" if options.only_import else "graph"
@@ -51,15 +52,20 @@ def main() -> None:
         print(Counter(k for k, _ in outcomes.values()), f"{time.time() - began:.0f} s")
         (folder / "outcomes.pickle").write_bytes(pickle.dumps(outcomes))
         if options.write:
-            write(outcomes, options.target)
+            write(outcomes, options.target, options.types)
         sys.exit(any(k not in ("passes", "refused") for k, _ in outcomes.values()))
 
 
-def _cases(folder: Path) -> list[Case]:
+def _cases(folder: Path, types: bool) -> list[Case]:
     known = sorted(folder.glob("*.pkl"))
     if known:
         return [load(folder, path.stem) for path in known]
-    cases = list(collect())
+    cases = every()
+    if types:
+        sys.path.insert(0, str(Path(__file__).parents[1]))  # as tests have it
+        from tests.node_cases.typed import typed
+
+        cases = list(typed(cases))
     store(cases, folder)
     return cases
 

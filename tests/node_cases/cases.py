@@ -77,6 +77,11 @@ def collect(*files: str) -> Iterator[Case]:
             yield _with_weights(plain)
 
 
+def every() -> list[Case]:
+    """Every node case, those of one opset side by side."""
+    return sorted(collect(), key=lambda case: (case.key, case.name))
+
+
 def _array(value: Any) -> Any:
     return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.node_cases.cases import Case, collect, store
+from tests.node_cases.cases import Case, collect, every, store
 from tests.node_cases.forms import judged
 from tests.node_cases.judge import Judge
 from tests.node_cases.lists import passing
@@ -23,7 +23,7 @@ PARTS = 8
 
 def stored(folder: Path) -> list[Case]:
     """Every case, those of one opset side by side, in a folder."""
-    found = sorted(collect(), key=lambda case: (case.key, case.name))
+    found = every()
     store(found, folder)
     return found
 
@@ -41,23 +41,22 @@ def check_sample(target: str, folder: Path) -> None:
 
 def check_types(cases: Sequence[Case], target: str, folder: Path) -> None:
     """Every operator at every type: as ONNX Runtime has it, or refused by name."""
-    mine = {case.name: case for case in typed(cases)}
-    store(list(mine.values()), folder)
-    judge = Judge(folder, target)
-    outcomes = judge.alone(list(mine), "graph")
-    sound = [case for name, case in mine.items() if outcomes[name][0] == "passes"]
-    outcomes |= dict(judge.compiled(sound))
-    assert {n: o for n, o in outcomes.items() if o[0] not in ("passes", "refused")} == {}
-    assert sum(kind == "passes" for kind, _ in outcomes.values()) > len(outcomes) // 2
+    mine = list(typed(cases))
+    store(mine, folder)
+    _check(mine, passing(target, of_types=True), Judge(folder, target))
 
 
 def check_part(part: int, target: str, cases: Sequence[Case], folder: Path) -> None:
-    """No bug, and nothing that passed is refused. What passed goes into modules of many at once, in
-    which nothing else is: one that is refused would break them up. `python -m tests.node_cases`
-    judges both forms of every case (`forms`)."""
-    known, judge, chosen = set(passing(target)), Judge(folder, target), judged(cases, target)
+    """`python -m tests.node_cases` judges both forms of every case (`forms`)."""
+    chosen = judged(cases, target)
     size = -(-len(chosen) // PARTS)
-    mine = {case.name: case for case in chosen[part * size : (part + 1) * size]}
+    _check(chosen[part * size : (part + 1) * size], passing(target), Judge(folder, target))
+
+
+def _check(cases: Sequence[Case], list_: Sequence[str], judge: Judge) -> None:
+    """No bug, and nothing that passed is refused. What passed goes into modules of many at once, in
+    which nothing else is: one that is refused would break them up."""
+    mine, known = {case.name: case for case in cases}, set(list_)
     outcomes = judge.alone([name for name in mine if name not in known], "graph")
     refused = {name for name, (kind, _) in outcomes.items() if kind != "passes"}
     for group in (mine.keys() & known, mine.keys() - known - refused):

@@ -168,7 +168,7 @@ def simulated(driver: Path) -> Any:
 
 
 def compared(case: Case, got: dict[str, Any]) -> Outcome:
-    """The comparison of onnx's own runner: type, shape, values; of draws, which values there are."""
+    """The comparison of onnx's own runner: type, shape, values; of draws, which there are."""
     drawn = any(node.op_type in DRAWN for node in case.proto.graph.node)
     for name, value in case.wanted.items():
         want = np.asarray(value)
