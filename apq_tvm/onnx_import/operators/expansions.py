@@ -28,6 +28,7 @@ from apq_tvm.onnx_import.operators.fused import fused_conv, fused_gemm, fused_ma
 from apq_tvm.onnx_import.operators.group_query import group_query_attention
 from apq_tvm.onnx_import.operators.multi_head import multi_head_attention
 from apq_tvm.onnx_import.operators.onnx_attention import onnx_attention
+from apq_tvm.onnx_import.operators.other_types import OTHER_TYPES
 from apq_tvm.onnx_import.operators.random import RANDOM
 from apq_tvm.onnx_import.operators.recurrent.operators import gru, lstm, rnn
 from apq_tvm.onnx_import.operators.recurrent.quantized import dynamic_quantize_lstm
@@ -109,6 +110,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "com.microsoft.SimplifiedLayerNormalization": simplified_layer_norm,
     "com.microsoft.SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
     **{f"ai.onnx.ml.{op}": rule for op, rule in (ROWS | SCORES | SVM | TREES).items()},
+    **OTHER_TYPES,
     **QLINEAR,
     **RANDOM,
     **SELECTIONS,

@@ -1,0 +1,72 @@
+"""Operators at types that TVM's converters of them do not take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from apq_tvm.onnx_import.graph import Graph, np_dtype, type_number
+from apq_tvm.onnx_import.operators.steps import Steps
+from apq_tvm.types import Node
+
+SELU = (1.67326319217681884765625, 1.05070102214813232421875)
+"""Its alpha and gamma, where a file leaves them out."""
+
+
+def eye_like(graph: Graph, node: Node) -> list[Node] | None:
+    """EyeLike of another type than its input: of float32, and cast."""
+    steps, x = Steps(graph, node), node.inputs[0]
+    dtype = np_dtype(node.attrs.get("dtype", type_number(str(graph.dtype(x)))))
+    if dtype == graph.dtype(x):
+        return None
+    like = steps("Cast", x, to=type_number("float32"))
+    eye = steps("EyeLike", like, k=node.attrs.get("k", 0))
+    return steps.done(steps("Cast", eye, to=type_number(dtype)))
+
+
+def elu(graph: Graph, node: Node) -> list[Node] | None:
+    """Elu of float64."""
+    return _exponential(graph, node, float(node.attrs.get("alpha", 1.0)), 1.0)
+
+
+def selu(graph: Graph, node: Node) -> list[Node] | None:
+    """Selu of float64."""
+    alpha, gamma = node.attrs.get("alpha", SELU[0]), node.attrs.get("gamma", SELU[1])
+    return _exponential(graph, node, float(alpha), float(gamma))
+
+
+def _exponential(graph: Graph, node: Node, alpha: float, gamma: float) -> list[Node] | None:
+    steps, x = Steps(graph, node), node.inputs[0]
+    if graph.dtype(x) != "float64":
+        return None
+    zero, one, factor, whole = (steps.number(v, "float64") for v in (0.0, 1.0, alpha, gamma))
+    below = steps("Mul", factor, steps("Sub", steps("Exp", x), one))
+    made = steps("Where", steps("Less", x, zero), below, x)
+    return steps.done(made if gamma == 1.0 else steps("Mul", whole, made))
+
+
+def thresholded_relu(graph: Graph, node: Node) -> list[Node] | None:
+    """ThresholdedRelu of float64."""
+    steps, x = Steps(graph, node), node.inputs[0]
+    if graph.dtype(x) != "float64":
+        return None
+    least, zero = (steps.number(v, "float64") for v in (float(node.attrs.get("alpha", 1.0)), 0.0))
+    return steps.done(steps("Where", steps("Greater", x, least), x, zero))
+
+
+def prelu(graph: Graph, node: Node) -> list[Node] | None:
+    """PRelu of integers."""
+    steps, (x, slope) = Steps(graph, node), node.inputs
+    dtype = str(graph.dtype(x))
+    if "int" not in dtype:
+        return None
+    below = steps("Less", x, steps.number(0, dtype))
+    return steps.done(steps("Where", below, steps("Mul", x, slope), x))
+
+
+OTHER_TYPES: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
+    "Elu": elu,
+    "EyeLike": eye_like,
+    "PRelu": prelu,
+    "Selu": selu,
+    "ThresholdedRelu": thresholded_relu,
+}
