@@ -1,13 +1,14 @@
-"""Fourier transforms (ONNX DFT, STFT) as products with constant matrices.
+"""Fourier transforms (ONNX DFT, STFT) as products with matrices.
 
-The matrices stay float in every scheme: ``apq.MatMul`` is no layer.
+The matrices stay float in every scheme: ``apq.MatMul`` is no layer. They are constants, but for a
+transform along an axis of any length, which computes its own.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.graph import Graph, type_number
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic.dims import Dim, floordiv, product
 from apq_tvm.types import Array, Node
@@ -67,12 +68,13 @@ def transformed(steps: Steps, x: str, lead: tuple[Dim, ...], matrix: Array) -> s
 
 
 def dft(graph: Graph, node: Node) -> list[Node]:
-    """DFT along one axis of constant length.
+    """DFT along one axis.
 
     Raises
     ------
     UnsupportedModel
-        A length that is not known before run time.
+        A length that is not known before run time, but for that of the whole axis; of a half
+        spectrum's inverse that too.
     """
     steps, x = Steps(graph, node), node.inputs[0]
     shape = steps.shape(x)
@@ -81,8 +83,10 @@ def dft(graph: Graph, node: Node) -> list[Node]:
     if graph.opset >= 20 and steps.input(2):
         axis = _number(steps, steps.input(2), "axis")
     axis %= rank
-    entries = steps.size(shape[axis], "signal length")
     inverse, onesided = (bool(node.attrs.get(k, 0)) for k in ("inverse", "onesided"))
+    if not isinstance(shape[axis], int) and not steps.input(1) and not (inverse and onesided):
+        return steps.done(_of_any_length(steps, x, axis, inverse, onesided))
+    entries = steps.size(shape[axis], "signal length")
     length = _number(steps, steps.input(1), "dft_length") if steps.input(1) else entries
     if inverse and onesided:
         return steps.done(_real_inverse(steps, x, axis, entries, length if steps.input(1) else 0))
@@ -104,18 +108,57 @@ def _real_inverse(steps: Steps, x: str, axis: int, entries: int, length: int) ->
 
 def _along(steps: Steps, x: str, axis: int, matrix: Array, parts: int) -> str:
     """The transform along `axis` of [..., parts]."""
-    shape = steps.shape(x)
-    rank = len(shape)
-    others = [i for i in range(rank - 1) if i != axis]
-    moved = steps.transpose(x, *others, axis, rank - 1)
-    lead = tuple(shape[i] for i in others)
+    rank = len(steps.shape(x))
+    moved, lead = _axis_last(steps, x, axis)
     if parts == 1:
         matrix = np.stack([matrix, np.zeros_like(matrix)], -1).reshape(matrix.shape[0], -1)
     y = transformed(steps, moved, lead, matrix)
     if parts == 1:
         y = steps.slice(y, rank - 1, 0, 1)
+    return _axis_back(steps, y, axis)
+
+
+def _axis_last(steps: Steps, x: str, axis: int) -> tuple[str, tuple[Dim, ...]]:
+    """`x` with `axis` before its last one, of parts; the dimensions before that."""
+    shape = steps.shape(x)
+    others = [i for i in range(len(shape) - 1) if i != axis]
+    moved = steps.transpose(x, *others, axis, len(shape) - 1)
+    return moved, tuple(shape[i] for i in others)
+
+
+def _axis_back(steps: Steps, y: str, axis: int) -> str:
+    rank = len(steps.shape(y))
+    others = [i for i in range(rank - 1) if i != axis]
     back = [others.index(i) if i != axis else rank - 2 for i in range(rank - 1)]
     return steps.transpose(y, *back, rank - 1)
+
+
+def _of_any_length(steps: Steps, x: str, axis: int, inverse: bool, onesided: bool) -> str:
+    """The transform of a whole axis, whose cosines and sines are computed in every run."""
+    length, dtype = steps.shape(x)[axis], str(steps.graph.dtype(x))
+    outputs = floordiv(length, 2) + 1 if onesided else length
+    count = steps.dim(length)
+    t, k = steps.reshape(steps.range(length), length, 1), steps.range(outputs)
+    turns = steps("Cast", steps("Mod", steps("Mul", t, k), count), to=type_number(dtype))
+    size = steps("Cast", count, to=type_number(dtype))
+    angle = steps("Mul", turns, steps("Div", steps.number(2 * np.pi, dtype), size))
+    cosines, sines = steps("Cos", angle), steps("Sin", angle)
+    moved, lead = _axis_last(steps, x, axis)
+    last = len(lead) + 1
+    parts = [
+        steps.reshape(steps.slice(moved, last, i, i + 1), *lead, length)
+        for i in range(steps.size(steps.shape(x)[-1], "last dimension"))
+    ]
+    real, imaginary = steps("MatMul", parts[0], cosines), steps("MatMul", parts[0], sines)
+    if not inverse:
+        imaginary = steps("Neg", imaginary)
+    if len(parts) == 2:
+        sign = "Sub" if inverse else "Add"
+        real = steps(sign, real, steps("MatMul", parts[1], sines))
+        imaginary = steps("Add", imaginary, steps("MatMul", parts[1], cosines))
+    both = [steps.reshape(part, *lead, outputs, 1) for part in (real, imaginary)]
+    y = steps("Concat", *both, axis=last)
+    return _axis_back(steps, steps("Div", y, size) if inverse else y, axis)
 
 
 def stft(graph: Graph, node: Node) -> list[Node]:
