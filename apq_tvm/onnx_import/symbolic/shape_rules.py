@@ -240,6 +240,15 @@ def _one_hot(graph: Graph, node: Node) -> list[Shape | None]:
     return [(*x[:axis], depth[0], *x[axis:])]
 
 
+def _col2im(graph: Graph, node: Node) -> list[Shape | None]:
+    """Col2Im of a symbolic batch."""
+    x = graph.known_shape(node.inputs[0])
+    image, kernel = (elements(contents(graph, value)) for value in node.inputs[1:3])
+    if x is None or len(x) != 3 or not image or not kernel:
+        return [None]
+    return [(x[0], floordiv(x[1], product(kernel)), *image)]
+
+
 def _flatten(graph: Graph, node: Node) -> list[Shape | None]:
     x = graph.known_shape(node.inputs[0])
     if x is None:
@@ -328,6 +337,7 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     "Pad": _pad,
     "Flatten": _flatten,
     "OneHot": _one_hot,
+    "Col2Im": _col2im,
     "TopK": _top_k,
     SIZES: _sizes,
     **dict.fromkeys(("apq.NonMaxSuppression", "apq.TopK", "apq.Unique"), _given_each),

@@ -515,3 +515,11 @@ def test_sizes_worked_out_for_at_least_one_say_so(tmp_path: Path) -> None:
     bounded = import_onnx(path, {"s": (0, 9)})
     assert bounded.least == {"s": 0}
     assert bounded.outputs[0].shape == ("max(-(min(1, s)) + s, 0)", 4)
+
+
+def test_columns_of_any_batch_become_images(tmp_path: Path) -> None:
+    """MobileViT v2 by torch's new exporter: its next layers read the size of the batch."""
+    nodes = [("Col2Im", "x image block", "y", {"strides": [2, 2]}), ("Shape", "y", "sizes")]
+    weights = {"image": np.array([6, 8]), "block": np.array([2, 2])}
+    path = save(build(nodes, {"x": ("float32", ["b", 12, 12])}, "y sizes", weights, 18), tmp_path)
+    assert import_onnx(path).outputs[0].shape == ("b", 3, 6, 8)
