@@ -85,9 +85,10 @@ class KeptFloat:
         return ""
 
     def _beyond_scales(self, node: Node) -> str:
-        if self._coded(node):
+        weight = node.inputs[WEIGHT_INPUT[node.op]]
+        if weight in self._model.quantized or weight in self._model.notes:  # codes of the file
             return ""
-        largest = np.abs(self._model.weights[node.inputs[WEIGHT_INPUT[node.op]]]).max(initial=0)
+        largest = np.abs(self._model.weights[weight]).max(initial=0)
         least, most = SIZES
         if not 0 < largest < least and not most < largest < np.inf:
             return ""

@@ -113,6 +113,7 @@ def test_every_operator_of_tvms_importer_is_accepted_or_refused_with_a_reason() 
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
     from apq_tvm.onnx_import.operators.expansions import EXPANSIONS
+    from apq_tvm.onnx_import.operators.other_types import OTHER_TYPES
     from apq_tvm.onnx_import.ops import REFUSED, SUPPORTED
     from apq_tvm.onnx_import.run_sizes.shape_inputs import SHAPE_INPUTS
 
@@ -121,7 +122,7 @@ def test_every_operator_of_tvms_importer_is_accepted_or_refused_with_a_reason() 
     in_part |= {"DequantizeLinear", "Identity", "QuantizeLinear", "Squeeze"}
     in_part |= {"Einsum", "Gemm", "GridSample", "LayerNormalization", "RMSNormalization"}
     in_part |= {"ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"}
-    in_part |= SUPPORTED & SHAPE_INPUTS.keys()
+    in_part |= OTHER_TYPES.keys() | (SUPPORTED & SHAPE_INPUTS.keys())
     assert SUPPORTED & EXPANSIONS.keys() == in_part  # some forms of these are expanded
     known = set(_get_convert_map())
     assert known <= SUPPORTED | set(REFUSED) | set(EXPANSIONS)
