@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -137,7 +138,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self._variables = variables
         self._dims = dims
         self._branches = 0  # that are open
-        self._stands_for: dict[str, set[str]] = {}  # names of dimensions, behind those of others
+        self._stand_for: dict[str, set[str]] = {}  # what a dimension was cast from
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for name, array in self._model.weights.items():
@@ -231,30 +232,25 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         if isinstance(value.ty.shape, relax.ShapeExpr):
             have = value.ty.shape.values
             self._dims.require(have, wanted, node.name)
-            if self._in_itself(have, wanted):
+            if not self._may_stand_for(have, wanted):
                 return self.bb.normalize(relax.op.reshape(value, wanted))
         value = value if isinstance(value, relax.Var) else self.bb.emit(value)
         return self.bb.match_cast(value, relax.TensorType(wanted, value.ty.dtype))
 
-    def _in_itself(self, have: Sequence[Any], wanted: Sequence[Any]) -> bool:
-        """Whether a dimension would stand for an expression it is part of, by way of others maybe.
+    def _may_stand_for(self, have: Sequence[Any], wanted: Sequence[Any]) -> bool:
+        """Note what the dimensions of a ``match_cast`` stand for.
 
-        TVM 0.27's ``CanonicalizeBindings`` replaces what a ``match_cast`` names by what it stands
-        for, and would never end.
+        False if one would then be part of that, by way of others maybe: TVM 0.27's
+        ``CanonicalizeBindings``, which puts in its place what it stands for, would never end.
         """
-        new = {
-            there.name: {var.name for var in tirx.analysis.undefined_vars(here, [])}
-            for here, there in zip(have, wanted, strict=True)
-            if isinstance(there, tirx.Var) and not tvm_ffi.structural_equal(here, there)
-        }
-        behind = {name: self._stands_for.get(name, set()) | parts for name, parts in new.items()}
-        open_, seen = [part for parts in new.values() for part in parts], set[str]()
-        while open_:
-            name = open_.pop()
-            if name not in seen:
-                seen.add(name)
-                open_ += {**self._stands_for, **behind}.get(name, ())
-        if seen & new.keys():
-            return True
-        self._stands_for |= behind
-        return False
+        stand_for = dict(self._stand_for)
+        for here, there in zip(have, wanted, strict=True):
+            if isinstance(there, tirx.Var) and not tvm_ffi.structural_equal(here, there):
+                parts = {var.name for var in tirx.analysis.undefined_vars(here, [])}
+                stand_for[there.name] = stand_for.get(there.name, set()) | parts
+        try:
+            TopologicalSorter(stand_for).prepare()
+        except CycleError:
+            return False
+        self._stand_for = stand_for
+        return True

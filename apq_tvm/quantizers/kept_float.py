@@ -88,7 +88,8 @@ class KeptFloat:
         weight = node.inputs[WEIGHT_INPUT[node.op]]
         if weight in self._model.quantized or weight in self._model.notes:  # codes of the file
             return ""
-        largest = np.abs(self._model.weights[weight]).max(initial=0)
+        array = self._model.weights[weight]
+        largest = max(array.max(initial=0), -array.min(initial=0))  # abs would copy all of it
         least, most = SIZES
         if not 0 < largest < least and not most < largest < np.inf:
             return ""

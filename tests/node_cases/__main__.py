@@ -22,13 +22,13 @@ def main() -> None:
     parser.add_argument("text", nargs="*")
     parser.add_argument("--exact", action="store_true", help="texts are whole names")
     parser.add_argument("--import", dest="only_import", action="store_true")
-    parser.add_argument("--write", action="store_true", help="write passing.txt")
+    parser.add_argument("--write", action="store_true", help="write the list of what passes")
     parser.add_argument("--types", action="store_true", help="the cases at every type")
     parser.add_argument("--target", default="host", help="GPUs are simulated")
     parser.add_argument("--cache", default="", help="folder to keep the collected cases in")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(options.cache or scratch)
+        folder = Path(options.cache or scratch) / ("types" if options.types else "")
         cases = [c for c in _cases(folder, options.types) if _asked(c.name, options)]
         began, outcomes = time.time(), dict[str, Outcome]()
         judge = Judge(folder, options.target)

@@ -15,12 +15,12 @@ SELU = (1.67326319217681884765625, 1.05070102214813232421875)
 def eye_like(graph: Graph, node: Node) -> list[Node] | None:
     """EyeLike of another type than its input: of float32, and cast."""
     steps, x = Steps(graph, node), node.inputs[0]
-    dtype = np_dtype(node.attrs.get("dtype", type_number(str(graph.dtype(x)))))
-    if dtype == graph.dtype(x):
+    kind = node.attrs.get("dtype")
+    if kind is None or np_dtype(kind) == graph.dtype(x):
         return None
     like = steps("Cast", x, to=type_number("float32"))
     eye = steps("EyeLike", like, k=node.attrs.get("k", 0))
-    return steps.done(steps("Cast", eye, to=type_number(dtype)))
+    return steps.done(steps("Cast", eye, to=kind))
 
 
 def elu(graph: Graph, node: Node) -> list[Node] | None:
