@@ -11,7 +11,12 @@ from built import built
 from apq_tvm.ops.activations import windows, windows_lines, windows_strips
 from apq_tvm.ops.activations.quantize import ASYMMETRIC
 from apq_tvm.ops.activations.windows_lines import LineWindows
-from apq_tvm.ops.activations.windows_strips import StripWindows, covered, strip_rows
+from apq_tvm.ops.activations.windows_strips import (
+    StripWindows,
+    among_lines,
+    covered,
+    strip_rows,
+)
 from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
@@ -26,6 +31,9 @@ CASES = (
     ((1, 5, 6, 32), Geometry((2, 3), (1, 1), (1, 1), (), (), "SAME_LOWER"), (16, 16), 5),
     ((3, 20, 16), Geometry((5,), (3,), (1,), (2,), (4,)), (0, 16), 8),
     ((1, 3, 4, 5, 32), Geometry((2, 2, 2), (1, 1, 1), (1, 1, 1), (0, 1, 0), (1, 0, 1)), (0, 32), 8),
+    ((2, 31, 16), Geometry((3,), (2,), (4,), (3,), (8,)), (0, 16), 8),
+    ((2, 9, 32), Geometry((2,), (1,), (16,), (8,), (16,)), (0, 32), 8),
+    ((1, 13, 5, 16), Geometry((3, 2), (6, 1), (4, 2), (5, 2), (4, 0)), (0, 16), 8),
 )
 """Shape of the image, geometry, channels, bits; images of one to three axes."""
 
@@ -37,6 +45,7 @@ LINES = (
     ((1, 3, 4, 9, 5), Geometry((2, 2, 3), (1, 1, 1), (1, 1, 1), (0, 1, 1), (1, 0, 1)), (0, 5), 8),
     ((1, 6, 40, 2), Geometry((3, 20), (2, 3), (1, 1), (1, 4), (1, 9)), (0, 2), 8),
     ((2, 5, 39, 3), Geometry((3, 5), (2, 1), (1, 1), (1, 2), (1, 2)), (0, 3), 8),
+    ((2, 17, 12, 3), Geometry((3, 3), (2, 1), (5, 1), (5, 1), (5, 1)), (0, 3), 8),
 )
 """The same, of channels that are no whole vectors."""
 
@@ -93,24 +102,25 @@ def test_windows_of_a_strip_share_a_scale(
     name, codes, factors, sums = quantized(x, geometry, (first, count), bits, asymmetric, known)
     assert name == (StripWindows.name if case < len(CASES) else LineWindows.name)
     image, out = padded(x[..., first : first + count], geometry), extents(x, geometry)
-    rows = int(strip_rows(geometry, [*map(i64, out)], count, scratch))
+    step, among = among_lines(geometry)
+    rows = int(strip_rows(among, [i64(-(-out[0] // step)), *map(i64, out[1:])], count, scratch))
     assert rows == 1 if scratch == 1 else rows >= 1
     codes, factors, sums = (
         a.reshape(len(x), *out, -1).astype(np.float64) for a in (codes, factors, sums)
     )
     for place in np.ndindex(len(x), *out):
         n, *at = place
-        strip = at[0] // rows * rows
-        last = min(strip + rows, out[0]) - 1
-        top, stride = geometry.strides[0] * strip, geometry.strides[0]
-        seen = image[n, top : top + (last - strip) * stride + geometry.reach(0)]
-        taps = [
+        begin = at[0] % step + at[0] // step // rows * rows * step
+        mine = range(begin, min(begin + rows * step, out[0]), step)
+        taps = range(0, geometry.reach(0), geometry.dilations[0])
+        seen = image[n, sorted({row * geometry.strides[0] + tap for row in mine for tap in taps})]
+        window = [
             slice(a * s, a * s + geometry.reach(i), d)
             for i, (a, s, d) in enumerate(
                 zip(at, geometry.strides, geometry.dilations, strict=True)
             )
         ]
-        window = image[(n, *taps)].reshape(-1).astype(np.float64)
+        window = image[(n, *window)].reshape(-1).astype(np.float64)
         high, low = max(0.0, seen.max()), min(0.0, seen.min())
         most = ASYMMETRIC if asymmetric else 2 ** (bits - 1) - 1
         size = (high - low) / 2 if asymmetric else max(high, -low)
@@ -143,6 +153,15 @@ def test_images_without_columns_have_no_windows() -> None:
         x = np.ones((2, 5, 0, channels), np.float32)
         codes = quantized(x, geometry, (0, channels), 8, known=False)[1]
         assert codes.shape == (0, padded)
+
+
+@pytest.mark.parametrize("dilation", [1, 64, 4096])
+def test_lines_of_a_strip_are_those_that_are_read(dilation: int) -> None:
+    wide = Geometry((3,), (1,), (dilation,), (dilation,), (dilation,))
+    step, among = among_lines(wide)
+    rows = int(strip_rows(among, [i64(-(-7500 // step))], 128, windows_strips.SCRATCH))
+    (lines,) = covered(among, [i64(rows)])
+    assert step == dilation and int(lines) == rows + 2 and int(lines) <= 2 * rows
 
 
 def test_what_it_does_not_take() -> None:

@@ -77,11 +77,10 @@ class LineWindows(StripWindows):
         self, image: Expr, top: Expr, lines: Expr, rounds: tuple[Expr, Expr], blank: Expr
     ) -> None:
         margin = self.begins[-1] * i64(self.count)
-        starts = [top, *(i64(0) - begin for begin in self.begins[1:-1])]
         with loops([lines, *self.across[:-1]]) as at:
             with b.serial(0, self.shape[-1] // LONGEST) as c, b.vectorized(0, i64(LONGEST)) as e:
                 b.buffer_store(self.pixels, blank.astype("int8"), [*at, c * i64(LONGEST) + e])
-            place = [b.bind(start + i) for start, i in zip(starts, at, strict=True)]
+            place = self.places(top, self.begins[1:-1], at)
             inside = tirx.const(True, "bool")
             for where, size in zip(place, self.gather.sizes, strict=False):
                 inside = tirx.And(inside, tirx.And(where >= i64(0), where < size))
@@ -96,11 +95,11 @@ class LineWindows(StripWindows):
                 self._vectors(rounded)
 
     def windows(self, first: Expr, rows: Expr, factors: Sequence[Expr], blank: Expr) -> None:
-        g, last = self.gather.geometry, self.out[-1]
+        g, last = self.geometry, self.out[-1]
         with loops([rows, *self.out[1:-1]]) as position:
-            line = first
-            for extent, at in zip(self.out[:-1], position, strict=True):
-                line = at + line if line is first else line * extent + at
+            line = position[0] * i64(self.step) + first
+            for extent, at in zip(self.out[1:-1], position[1:], strict=True):
+                line = line * extent + at
             line = b.bind(line * last)
             starts = [b.bind(at * i64(s)) for at, s in zip(position, g.strides, strict=False)]
             with b.serial(0, last) as o:
@@ -115,7 +114,7 @@ class LineWindows(StripWindows):
                 self._sum(b.bind(line + done + o))
 
     def _copy(self, row: Expr, starts: Sequence[Expr], column: Expr, blank: Expr) -> None:
-        g = self.gather.geometry
+        g = self.geometry
         if self.padded > self.k:
             with b.vectorized(0, i64(LONGEST)) as e:
                 at = [row, i64(self.padded - LONGEST) + e]

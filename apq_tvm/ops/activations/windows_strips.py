@@ -2,16 +2,18 @@
 
 The windows of a *strip*, some rows of positions of one image, share a scale, and a centre: they
 read nearly the same pixels, which one pass over the strip rounds into a scratch with the padding
-around them. A window is then copied from it, a run of bytes for each row of taps. Outputs are as
-far from float's as where each window has a scale (1 - cosine of YOLOv8n 1.2e-5 both, of ddddocr's
-detector 9.5e-5 and 9.4e-5, of ResNet-18 7.0e-5 and 7.6e-5), and rounding takes less than half the
-time.
+around them. Where taps are several lines apart, so are a strip's rows: lines between are others'. A
+window is then copied from it, a run of bytes for each row of taps. Outputs are as far from float's
+as where each window has a scale (1 - cosine of YOLOv8n 1.2e-5 both, of ddddocr's detector 9.5e-5
+and 9.4e-5, of ResNet-18 7.0e-5 and 7.6e-5), and rounding takes less than half the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
+from math import gcd
 from operator import mul
 from typing import Any
 
@@ -54,6 +56,20 @@ def strip_lanes(geometry: Geometry, channels: int) -> int:
     return next((lanes for lanes in LANES if channels % lanes == 0), 0)
 
 
+def among_lines(geometry: Geometry) -> tuple[int, Geometry]:
+    """How many rows of positions apart those of a strip are, and their windows among its lines.
+
+    A strip has the lines that its rows read, `dilations[0]` apart, and none between them.
+    """
+    stride, dilation = geometry.strides[0], geometry.dilations[0]
+    common = gcd(stride, dilation)
+    return dilation // common, replace(
+        geometry,
+        strides=(stride // common, *geometry.strides[1:]),
+        dilations=(1, *geometry.dilations[1:]),
+    )
+
+
 def covered(geometry: Geometry, positions: Sequence[Expr]) -> list[Expr]:
     """Pixels along every axis that so many positions cover, padding among them."""
     return [
@@ -70,6 +86,11 @@ def strip_rows(geometry: Geometry, out: Sequence[Expr], channels: int, most: int
     return tirx.max(i64(1), tirx.min(out[0], rows))
 
 
+def over(number: Expr, divisor: Expr) -> Expr:
+    """Rounded up."""
+    return (number + (divisor - 1)) // divisor
+
+
 def named(value: Expr) -> Expr:
     """A number, or a name for what a run computes."""
     return value if isinstance(value, tirx.IntImm) else b.bind(value)
@@ -83,28 +104,34 @@ class StripWindows(QuantizeWindows):
     def write(self, m: Expr) -> None:
         g, sizes = self.gather.geometry, self.gather.sizes
         self.count = self.gather.count
+        self.step, self.geometry = among_lines(g)
         with b.sblock("root"):
             b.reads()
             b.writes()
             self.out = [named(extent) for extent in self.gather.out]
             self.begins = [named(g.begin(i, size)) for i, size in enumerate(sizes)]
-            self.strip = named(strip_rows(g, self.out, self.count, self.most_codes()))
-            self.lines, *self.across = map(named, covered(g, [self.strip, *self.out[1:]]))
+            starts, most = i64(1), self.out[0]  # where strips begin, and rows from there on
+            if self.step > 1:
+                starts = named(tirx.max(tirx.min(i64(self.step), self.out[0]), i64(1)))
+                most = named(over(self.out[0], i64(self.step)))
+            out = [most, *self.out[1:]]
+            self.strip = named(strip_rows(self.geometry, out, self.count, self.most_codes()))
+            self.lines, *self.across = map(named, covered(self.geometry, [self.strip, *out[1:]]))
             self.shape = self.extents()
-            strips = named((self.out[0] + (self.strip - 1)) // self.strip)
-            images = self.x.shape[0]
+            images, strips = self.x.shape[0], named(starts * over(most, self.strip))
             with b.grid(images, strips) as (image, strip), b.sblock("task"):
                 n, s = b.axis.spatial(images, image), b.axis.spatial(strips, strip)
                 b.reads(whole(self.x))
                 b.writes(whole(self.xq))
-                self._strip(n, b.bind(s * self.strip))
+                rows = self.strip * i64(self.step)
+                self._strip(n, b.bind(s % starts + s // starts * rows))
 
     def _strip(self, image: Expr, first: Expr) -> None:
-        g = self.gather.geometry
+        g = self.geometry
         self.scratch()
-        rows = b.bind(tirx.min(self.strip, self.out[0] - first))
+        rows = b.bind(tirx.min(self.strip, over(self.out[0] - first, i64(self.step))))
         lines = b.bind((rows - 1) * i64(g.strides[0]) + i64(g.reach(0)))
-        top = b.bind(first * i64(g.strides[0]) - self.begins[0])
+        top = b.bind(first * i64(self.gather.geometry.strides[0]) - self.begins[0])
         scale, middle, rounds, blank = self._factors(self._seen(image, top, lines))
         self.round(image, top, lines, rounds, blank)
         self.windows(b.bind(image * self.out[0] + first), rows, (scale, middle), blank)
@@ -129,15 +156,16 @@ class StripWindows(QuantizeWindows):
         found = b.sblock_alloc_buffer((len(names),), "int32", align=64)
         for end in ends:
             self.clear(end)
-        low = b.bind(tirx.max(i64(0), i64(0) - top))
-        high = b.bind(tirx.min(lines, self.gather.sizes[0] - top))
+        apart = i64(self.gather.geometry.dilations[0])
+        low = b.bind(over(tirx.max(i64(0), i64(0) - top), apart))
+        high = b.bind(tirx.min(lines, over(self.gather.sizes[0] - top, apart)))
 
         def widen(value: Expr, lane: Expr) -> None:
             for end, pattern in zip(ends, self._ends(value), strict=True):
                 b.buffer_store(end, tirx.max(end[lane], pattern), [lane])
 
         with b.serial(0, tirx.max(high - low, i64(0))) as line:
-            self.each_seen(image, top + low + line, widen)
+            self.each_seen(image, top + low * apart + line * apart, widen)
         for number, name in enumerate(names):
             one = b.sblock_alloc_buffer((1,), "int32", align=64)
             reduce_all(name, "max", ends[number], one)
@@ -178,8 +206,7 @@ class StripWindows(QuantizeWindows):
             at = [b.axis.spatial(n, loop) for n, loop in zip(extents, each, strict=True)]
             b.reads()
             b.writes()
-            starts = [top, *(i64(0) - begin for begin in self.begins[1:])]
-            place = [b.bind(start + i) for start, i in zip(starts, at, strict=True)]
+            place = self.places(top, self.begins[1:], at)
             inside = tirx.const(True, "bool")
             for where, size in zip(place, self.gather.sizes, strict=True):
                 inside = tirx.And(inside, tirx.And(where >= i64(0), where < size))
@@ -199,10 +226,17 @@ class StripWindows(QuantizeWindows):
                     self._blank(self.pixels, at, i64(0), self.count, blank)
                     b.buffer_store(self.sums, blank * i32(self.count), at)
 
+    def places(self, top: Expr, begins: Sequence[Expr], at: Sequence[Expr]) -> list[Expr]:
+        """Where in the image a place of the scratch is."""
+        apart = i64(self.gather.geometry.dilations[0])
+        starts = [top, *(i64(0) - begin for begin in begins)]
+        steps = [at[0] * apart, *at[1:]]
+        return [b.bind(start + step) for start, step in zip(starts, steps, strict=True)]
+
     def windows(self, first: Expr, rows: Expr, factors: Sequence[Expr], blank: Expr) -> None:
         """Write `rows` rows of windows; `first` numbers the first among those of all images."""
         with loops([rows, *self.out[1:]]) as position:
-            row = first + position[0]
+            row = first + position[0] * i64(self.step)
             for extent, at in zip(self.out[1:], position[1:], strict=True):
                 row = row * extent + at
             row = b.bind(row)
@@ -218,7 +252,7 @@ class StripWindows(QuantizeWindows):
 
     def _window(self, row: Expr, position: Sequence[Expr], blank: Expr) -> None:
         """Copy one window, and add up its pixels' sums."""
-        g, sum_of = self.gather.geometry, b.sblock_alloc_buffer((1,), "int32", align=64)
+        g, sum_of = self.geometry, b.sblock_alloc_buffer((1,), "int32", align=64)
         padding = self.padded - self.k
         b.buffer_store(sum_of, blank * i32(padding), [0])
         starts = [at * i64(stride) for at, stride in zip(position, g.strides, strict=True)]
@@ -249,7 +283,7 @@ class StripWindows(QuantizeWindows):
         runs: bool = False,
     ) -> None:
         """Loops over taps: which, and where in the scratch; over the first of each run."""
-        g = self.gather.geometry
+        g = self.geometry
 
         def axis(number: int, at: list[Expr], tap: Expr) -> None:
             if number == len(starts):
