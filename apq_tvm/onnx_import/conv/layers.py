@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,16 @@ LEAST_OUTPUTS = 16
 MOST_LAYERS = 64
 """Groups that become layers of their own."""
 
+FEW_OUTPUTS = 4
+"""Channels of a convolution whose every pixel is better multiplied by all taps than taken along by
+each: a tile of a product has 8 columns at least, which 3 colours do not fill."""
+
+LEAST_DEPTH = 16
+"""Channels that such a product adds up."""
+
+MOST_COLUMNS = 256
+"""Of such a product."""
+
 LARGEST_JOINED = 1 << 24
 """Elements of a weight with the zeros between joined groups: a file's few may ask for terabytes."""
 
@@ -45,6 +55,9 @@ def convolution(last: ChannelsLast, node: Node) -> bool:
     depthwise = group > 1 and w.shape[1] == 1 and w.shape[0] == group
     if depthwise:
         _depthwise(last, node, attrs)
+        return True
+    if _few_outputs(graph, node, w, attrs):
+        _as_sum(last, node, w, attrs)
         return True
     joined = _joined(group, w.shape[0] // group)
     if group // joined > MOST_LAYERS or (joined > 1 and w.size * joined > LARGEST_JOINED):
@@ -70,6 +83,60 @@ def _joined(group: int, outputs: int) -> int:
     """How many groups make one layer."""
     fitting = [d for d in range(1, group) if group % d == 0 and d * outputs >= LEAST_OUTPUTS]
     return min(fitting, default=group)
+
+
+def _few_outputs(graph: Graph, node: Node, w: Array, attrs: dict[str, Any]) -> bool:
+    """Whether `_as_sum` is faster: of one group, no strides and no codes of the file's."""
+    outputs, taps = w.shape[0], int(np.prod(w.shape[2:]))
+    plain = not attrs["auto"] and all(stride == 1 for stride in attrs["strides"])
+    plain = plain and int(node.attrs.get("group", 1)) == 1 and node.inputs[1] not in graph.codes
+    few = outputs <= FEW_OUTPUTS and 1 < taps and outputs * taps <= MOST_COLUMNS
+    return plain and few and w.shape[1] >= LEAST_DEPTH
+
+
+def _as_sum(last: ChannelsLast, node: Node, w: Array, attrs: dict[str, Any]) -> None:
+    """A convolution as the transposed one by the kernel's mirror image."""
+    sides = range(2, w.ndim)
+    reaches = [(k - 1) * d for k, d in zip(attrs["kernel"], attrs["dilations"], strict=True)]
+    begins = [reach - begin for reach, begin in zip(reaches, attrs["begins"], strict=True)]
+    where = {**attrs, "begins": tuple(begins)}
+    windows_and_sum(last, node, np.flip(w, tuple(sides)).swapaxes(0, 1), where)
+
+
+def windows_and_sum(
+    last: ChannelsLast, node: Node, w: Array, where: Mapping[str, Sequence[int]]
+) -> None:
+    """The layer that makes a window of every pixel, and the windows' sum where they overlap.
+
+    Parameters
+    ----------
+    last : ChannelsLast
+    node : Node
+        ``Conv`` or ``ConvTranspose``, whose inputs are an image, a weight and maybe a bias.
+    w : float32 [Cin, Cout, *kernel]
+    where : mapping
+        ``strides``, ``dilations`` and ``begins`` of windows in the result.
+    """
+    graph, x = last.graph, node.inputs[0]
+    shape, rank = graph.known_shape(x), w.ndim - 2
+    assert shape is not None
+    bias = node.inputs[2] if len(node.inputs) > 2 else ""
+    rows = w.transpose(*range(2, w.ndim), 1, 0).reshape(-1, w.shape[0])  # [taps * Cout, Cin]
+    weight = stored(graph, node.inputs[1], ".rows", rows)
+    source, windows = last.last(x), graph.fresh(f"{node.outputs[0]}.windows")
+    graph.shapes[windows], graph.dtypes[windows] = (shape[0], *shape[2:], len(rows)), "float32"
+    layer = Node("apq.Linear", node.name, (source, weight, "", ""), (windows,), {"activation": ""})
+    last.add(layer, known=True)
+    y = last.made(node.outputs[0])
+    given = {
+        **{key: where[key] for key in ("strides", "dilations", "begins")},
+        "kernel": tuple(int(k) for k in w.shape[2:]),
+        "ends": (0,) * rank,
+        "auto": "",
+        "shape": shape_attr(graph, y),
+    }
+    inputs = (windows, bias) if bias else (windows,)
+    last.add(Node("apq.Fold", graph.fresh(f"{node.name}.fold"), inputs, (y,), given))
 
 
 def _depthwise(last: ChannelsLast, node: Node, attrs: dict[str, Any]) -> None:

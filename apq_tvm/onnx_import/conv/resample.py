@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from apq_tvm.onnx_import.conv.layers import float_image, shape_attr
-from apq_tvm.onnx_import.passes.linear import stored
+from apq_tvm.onnx_import.conv.layers import float_image, shape_attr, windows_and_sum
 from apq_tvm.onnx_import.symbolic.dims import parse
 from apq_tvm.onnx_import.symbolic.resize import rewrite_resize
 from apq_tvm.types import Node
@@ -57,28 +56,12 @@ def transposed(last: ChannelsLast, node: Node) -> bool:
     auto = attrs.get("auto_pad", "NOTSET") or "NOTSET"
     if int(attrs.get("group", 1)) != 1 or attrs.get("output_shape") or auto.startswith("SAME"):
         return False
-    kernel, rank = tuple(int(k) for k in w.shape[2:]), len(shape) - 2
+    rank = len(shape) - 2
     pads = attrs.get("pads") if auto == "NOTSET" else None
-    begins = tuple(int(v) for v in (pads or (0,) * (2 * rank))[:rank])
-    taps = int(np.prod(kernel))
-    rows = w.transpose(*range(2, w.ndim), 1, 0).reshape(-1, w.shape[0])  # [taps * Cout, Cin]
-    weight = stored(graph, node.inputs[1], ".rows", rows)
-    source = last.last(x)
-    windows = graph.fresh(f"{node.outputs[0]}.windows")
-    graph.shapes[windows] = (shape[0], *shape[2:], taps * w.shape[1])
-    graph.dtypes[windows] = "float32"
-    layer = Node("apq.Linear", node.name, (source, weight, "", ""), (windows,), {"activation": ""})
-    last.add(layer, known=True)
-    y = last.made(node.outputs[0])
-    given = {
-        "kernel": kernel,
+    where = {
         "strides": tuple(int(v) for v in attrs.get("strides") or (1,) * rank),
         "dilations": tuple(int(v) for v in attrs.get("dilations") or (1,) * rank),
-        "begins": begins,
-        "ends": (0,) * rank,
-        "auto": "",
-        "shape": shape_attr(graph, y),
+        "begins": tuple(int(v) for v in (pads or (0,) * (2 * rank))[:rank]),
     }
-    inputs = (windows, bias) if bias else (windows,)
-    last.add(Node("apq.Fold", graph.fresh(f"{node.name}.fold"), inputs, (y,), given))
+    windows_and_sum(last, node, w, where)
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from tvm import te, tirx
@@ -122,39 +123,60 @@ def fold(z: Any, bias: Any, out: Sequence[Expr], geometry: Geometry) -> Any:
     geometry : Geometry
     """
     g, channels = geometry, out[-1]
+    rows = [_Taps(*of) for of in zip(g.kernel, g.strides, g.dilations, strict=True)]
 
-    def value(index: Sequence[Any], taps: Sequence[Any], inside: Any) -> Any:
+    def value(index: Sequence[Any], numbers: Sequence[Any]) -> Any:
         tap: Any = i64(0)
+        inside = tirx.const(True, "bool")
         places = []
-        for i, t in enumerate(taps):
-            stride, size = i64(g.strides[i]), z.shape[1 + i]
-            reach = index[1 + i] + i64(g.begins[i]) - t * i64(g.dilations[i])
-            at = reach // stride
-            inside = tirx.And(inside, tirx.And(reach >= i64(0), at < size))
-            inside = tirx.And(inside, reach % stride == i64(0))
+        for i, (row, number) in enumerate(zip(rows, numbers, strict=True)):
+            reach = index[1 + i] + i64(g.begins[i])
+            t, reaches = row.tap(reach, number)
+            from_tap = reach - t * i64(row.dilation)
+            at = from_tap // i64(row.stride)
+            inside = tirx.And(inside, tirx.And(from_tap >= i64(0), at < z.shape[1 + i]))
+            inside = tirx.And(inside, reaches)
             places.append(at)
-            tap = tap * i64(g.kernel[i]) + t
+            tap = tap * i64(row.kernel) + t
         read = z(index[0], *places, tap * channels + index[-1])
         return tirx.if_then_else(inside, read, f32(0.0))
 
-    def shifted(total: Any) -> Any:
-        if bias is None:
-            return total
-        return te.compute(total.shape, lambda *i: total(*i) + bias(i[-1]), "shifted")
+    def summed(*index: Any) -> Any:
+        return te.sum(value(index, axes), axis=axes) if axes else value(index, [i64(0)] * len(rows))
 
-    apart = all(k <= s and d == 1 for k, s, d in zip(g.kernel, g.strides, g.dilations, strict=True))
-    if apart:  # at most one window reaches a position
+    several = any(row.most > 1 for row in rows)
+    axes = [te.reduce_axis((0, i64(row.most)), f"t{i}") for i, row in enumerate(rows) if several]
+    total = te.compute(list(out), summed, "fold")
+    if bias is None:
+        return total
+    return te.compute(total.shape, lambda *i: total(*i) + bias(i[-1]), "shifted")
 
-        def only(*index: Any) -> Any:
-            taps, inside = [], tirx.const(True, "bool")
-            for i, k in enumerate(g.kernel):
-                t = (index[1 + i] + i64(g.begins[i])) % i64(g.strides[i])
-                inside = tirx.And(inside, t < i64(k)) if k < g.strides[i] else inside
-                taps.append(t)
-            return value(index, taps, inside)
 
-        return shifted(te.compute(list(out), only, "fold"))
-    axes = [te.reduce_axis((0, i64(k)), f"t{i}") for i, k in enumerate(g.kernel)]
-    inside = tirx.const(True, "bool")
-    total = te.compute(list(out), lambda *i: te.sum(value(i, axes, inside), axis=axes), "fold")
-    return shifted(total)
+@dataclass(frozen=True)
+class _Taps:
+    """Of a row of taps those that reach one position: `most` of them, `step` apart."""
+
+    kernel: int
+    stride: int
+    dilation: int
+
+    @property
+    def step(self) -> int:
+        """Of windows that lie `stride` apart one tap in so many reaches a position."""
+        return self.stride // gcd(self.stride, self.dilation)
+
+    @property
+    def most(self) -> int:
+        """Taps that reach a position."""
+        return -(-self.kernel // self.step)
+
+    def tap(self, reach: Expr, number: Any) -> tuple[Any, Expr]:
+        """Tap `number` of those that get to `reach`, and whether it does."""
+        common = gcd(self.stride, self.dilation)
+        inverse = pow(self.dilation // common, -1, self.step)
+        first = reach // i64(common) % i64(self.step) * i64(inverse) % i64(self.step)
+        tap = first + number * i64(self.step)
+        reaches = reach % i64(common) == i64(0)
+        if self.kernel % self.step:
+            reaches = tirx.And(reaches, tap < i64(self.kernel))
+        return tap, reaches

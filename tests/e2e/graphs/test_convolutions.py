@@ -311,6 +311,25 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
             "u": weight(16, 6, 2, 3),
         },
     ),
+    "few_outputs": (
+        [
+            ("Conv", "x w", "c"),
+            ("Conv", "c u b", "d", {"pads": [3, 0, 1, 2], "dilations": [1, 2]}),
+            ("Sigmoid", "d", "y"),
+            ("Conv", "c v", "z"),
+            (
+                *("ConvTranspose", "c t", "s"),
+                {"strides": [4, 6], "dilations": [3, 4], "pads": [1, 3, 0, 2]},
+            ),
+            ("ConvTranspose", "c r", "q", {"strides": [2, 5]}),
+        ],
+        FLAT,
+        "y z s q",
+        {
+            **{"w": weight(16, 8, 1, 1), "u": weight(3, 16, 3, 2), "b": weight(3)},
+            **{"v": weight(1, 16, 5, 1), "t": weight(16, 2, 5, 7), "r": weight(16, 4, 5, 3)},
+        },
+    ),
     "open": (
         [
             ("Conv", "x w b", "c", {"strides": [2, 2], "pads": [1] * 4}),

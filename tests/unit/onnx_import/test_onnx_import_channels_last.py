@@ -85,6 +85,20 @@ def test_groups(tmp_path: Path, group: int, layers: int) -> None:
     assert ops(imported(tmp_path, nodes, "y", weights))["apq.Linear"] == layers
 
 
+@pytest.mark.parametrize(
+    ("outputs", "kernel", "sums"), [(3, 3, 1), (1, 7, 1), (3, 1, 0), (5, 3, 0)]
+)
+def test_few_outputs_are_sums_of_windows(
+    tmp_path: Path, outputs: int, kernel: int, sums: int
+) -> None:
+    """A product by all taps, as wide as a tile, in the place of one by 3 of a tile's columns."""
+    nodes = [("Conv", "x w", "c"), ("Conv", "c v b", "y", {"pads": [kernel, 0, kernel // 2, 1]})]
+    weights = {"w": rand(16, 8, 1, 1), "v": rand(outputs, 16, kernel, kernel), "b": rand(outputs)}
+    found = ops(imported(tmp_path, nodes, "y", weights))
+    assert found["apq.Fold"] == sums and found["apq.Linear"] == 2
+    assert found["apq.Windows"] == 1 - sums
+
+
 def test_convolutions_keep_their_codes(tmp_path: Path) -> None:
     """Weights behind DequantizeLinear, one scale an output channel, their taps first."""
     codes = np.random.default_rng(0).integers(-128, 128, (16, 8, 3, 3), np.int8)
