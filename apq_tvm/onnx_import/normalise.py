@@ -11,6 +11,7 @@ from apq_tvm.onnx_import.control.chosen import next_inside
 from apq_tvm.onnx_import.control.regions import check_regions, tidy_regions
 from apq_tvm.onnx_import.conv.affine import fold_affine
 from apq_tvm.onnx_import.conv.channels_last import channels_last
+from apq_tvm.onnx_import.conv.pools import separate_pools
 from apq_tvm.onnx_import.fixed_dims import apply_bounds, read_dims
 from apq_tvm.onnx_import.graph import Graph, Inner
 from apq_tvm.onnx_import.integers.codes import to_tensor
@@ -113,6 +114,7 @@ def _rewrite(graph: Graph) -> None:
     assume_equal(graph)
     keep_codes(graph)
     fold_affine(graph)
+    separate_pools(graph)
     channels_last(graph)
     rewrite_windows(graph)
     split_stacks(graph)

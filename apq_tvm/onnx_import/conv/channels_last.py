@@ -13,12 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from apq_tvm.onnx_import.conv.layers import (
-    convolution,
-    global_pooling,
-    pooling,
-    stored_axes,
-)
+from apq_tvm.onnx_import.conv.layers import convolution
+from apq_tvm.onnx_import.conv.pools import SEPARABLE, global_pooling, pooling, stored_axes
 from apq_tvm.onnx_import.conv.resample import resize, transposed
 from apq_tvm.onnx_import.graph import Graph, Shape, with_attrs
 from apq_tvm.onnx_import.passes.expand import REDUCTIONS, UNARY
@@ -31,8 +27,8 @@ Rule = Callable[["ChannelsLast", Node], bool]
 
 
 def channels_last(graph: Graph) -> None:
-    """Rewrite convolutions as linear layers, and what lies between them, channels last."""
-    if any(node.op in ("Conv", "ConvTranspose") for node in graph.nodes):
+    """Rewrite convolutions as linear layers, and poolings and what lies between, channels last."""
+    if any(node.op in ("Conv", "ConvTranspose", *SEPARABLE) for node in graph.nodes):
         ChannelsLast(graph).run()
 
 

@@ -1,4 +1,4 @@
-"""Convolutions and poolings on images whose channels come last."""
+"""Convolutions on images whose channels come last."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def convolution(last: ChannelsLast, node: Node) -> bool:
         return False
     if shape[1] != w.shape[1] * group or w.shape[0] % group:
         return False
-    attrs = _attrs(node, shape[2:], w.shape[2:])
+    attrs = window_attrs(node, shape[2:], w.shape[2:])
     depthwise = group > 1 and w.shape[1] == 1 and w.shape[0] == group
     if depthwise:
         _depthwise(last, node, attrs)
@@ -66,7 +66,7 @@ def convolution(last: ChannelsLast, node: Node) -> bool:
     return True
 
 
-def _attrs(node: Node, sizes: Sequence[Dim], kernel: Sequence[int]) -> dict[str, Any]:
+def window_attrs(node: Node, sizes: Sequence[Dim], kernel: Sequence[int]) -> dict[str, Any]:
     """Where windows lie, with ``auto`` where padding hangs on sizes that are not known."""
     found = windows(node, sizes, kernel)
     if found.fixed:
@@ -232,46 +232,3 @@ def _windows(
     given = {**attrs, "channels": channels, "shape": (*map(as_attr, out[:-1]), width)}
     last.add(Node("apq.Windows", graph.fresh(f"{node.name}.windows"), (x,), (rows,), given))
     return rows
-
-
-def pooling(last: ChannelsLast, node: Node) -> bool:
-    """``MaxPool`` and ``AveragePool`` of an image whose channels come last already."""
-    graph, x = last.graph, node.inputs[0]
-    shape, out = graph.known_shape(x), graph.known_shape(node.outputs[0])
-    if not last.has(x) or shape is None or out is None or not float_image(graph, x):
-        return False
-    if len(node.outputs) > 1 or not isinstance(shape[1], int):
-        return False
-    attrs = _attrs(node, shape[2:], node.attrs["kernel_shape"])
-    kind = "max" if node.op == "MaxPool" else "average"
-    padding = bool(node.attrs.get("count_include_pad", 0))
-    y = last.made(node.outputs[0])
-    attrs |= {"kind": kind, "padding": padding, "shape": shape_attr(graph, y)}
-    last.add(Node("apq.Pool", node.name, (last.last(x),), (y,), attrs))
-    return True
-
-
-def global_pooling(last: ChannelsLast, node: Node) -> bool:
-    """``GlobalAveragePool`` and ``GlobalMaxPool`` as reductions over the middle axes."""
-    graph, x = last.graph, node.inputs[0]
-    rank = graph.rank(x)
-    if not last.has(x) or rank not in RANKS:
-        return False
-    op = "ReduceMean" if node.op == "GlobalAveragePool" else "ReduceMax"
-    axes = tuple(range(1, rank - 1))
-    y = last.made(node.outputs[0])
-    inputs: tuple[str, ...] = (last.last(x),)
-    attrs: dict[str, Any] = {"keepdims": 1}
-    if graph.opset >= 18:
-        inputs = (*inputs, stored_axes(graph, axes))
-    else:
-        attrs["axes"] = axes
-    last.add(Node(op, node.name, inputs, (y,), attrs))
-    return True
-
-
-def stored_axes(graph: Graph, axes: Sequence[int]) -> str:
-    """Axes as a constant, stored once."""
-    name = f"axes.{'_'.join(map(str, axes))}"
-    graph.weights.setdefault(name, np.asarray(axes, np.int64))
-    return name

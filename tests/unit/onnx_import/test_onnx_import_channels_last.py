@@ -11,6 +11,7 @@ import pytest
 from onnx_models import build, check, rand, run_onnx, save
 from onnx_reference import run_reference
 
+from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import import import_onnx
 
 IMAGE = {"x": ("float32", ["b", 8, 9, 7])}
@@ -97,6 +98,43 @@ def test_few_outputs_are_sums_of_windows(
     found = ops(imported(tmp_path, nodes, "y", weights))
     assert found["apq.Fold"] == sums and found["apq.Linear"] == 2
     assert found["apq.Windows"] == 1 - sums
+
+
+LARGE = {"kernel_shape": [5, 6], "pads": [2, 1, 0, 3]}
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs", "parts"),
+    [
+        ("MaxPool", LARGE, 2),
+        ("MaxPool", {"kernel_shape": [3, 3]}, 1),
+        ("MaxPool", {**LARGE, "strides": [5, 6]}, 1),
+        ("MaxPool", {**LARGE, "dilations": [2, 1], "ceil_mode": 1, "strides": [2, 1]}, 2),
+        ("MaxPool", {"kernel_shape": [7, 4], "auto_pad": "SAME_LOWER", "strides": [2, 1]}, 2),
+        ("MaxPool", {"kernel_shape": [7, 1], "strides": [2, 3]}, 1),
+        ("AveragePool", LARGE, 2),
+        ("AveragePool", {**LARGE, "count_include_pad": 1, "ceil_mode": 1, "strides": [2, 1]}, 2),
+        ("AveragePool", {"kernel_shape": [4, 5], "auto_pad": "SAME_UPPER"}, 2),
+    ],
+)
+def test_large_windows_are_pooled_axis_by_axis(
+    tmp_path: Path, op: str, attrs: dict[str, Any], parts: int
+) -> None:
+    model = imported(tmp_path, [(op, "x", "y", attrs)], "y", {})
+    assert ops(model) == {"apq.Pool": parts, "Transpose": 2}
+
+
+def test_few_channels_are_pooled_where_they_lie(tmp_path: Path) -> None:
+    image = {"x": ("float32", ["b", 2, 9, 7])}
+    path = save(build([("MaxPool", "x", "y", LARGE)], image, "y", {}), tmp_path)
+    assert ops(check(path, {"b": 1}, {"b": 2})) == {"apq.PoolFirst": 2}
+
+
+@pytest.mark.parametrize("kernel", [[-3, -7], [0, 9], [9, 9, 9]])
+def test_windows_that_there_cannot_be(tmp_path: Path, kernel: list[int]) -> None:
+    nodes = [("MaxPool", "x", "y", {"kernel_shape": kernel})]
+    with pytest.raises(ImportFailed, match=r"MaxPool|kernel_shape"):
+        import_onnx(save(build(nodes, IMAGE, "y", {}), tmp_path))
 
 
 def test_convolutions_keep_their_codes(tmp_path: Path) -> None:
