@@ -13,12 +13,15 @@ and Waite, *Software Manual for the Elementary Functions* (1980), chapter 6.
 
 from __future__ import annotations
 
+import functools
+import math as libm
 from collections.abc import Callable
 
 from tvm import tirx
 
 from apq_tvm.tensorize.exprs import Expr, f32
 
+_INF, _NAN, _QUARTER = libm.inf, libm.nan, libm.pi / 2
 _LOG2E = 1.4426950408889634
 _LN2_HIGH = 0.693359375  # 10 bits, so that n * _LN2_HIGH is exact for |n| < 2^14
 _LN2_LOW = -2.1219444005469057e-4
@@ -62,13 +65,34 @@ _TANH_Q = (
     0.00032830031705088913,
     7.761502160974487e-07,
 )
+# log(1 + r) = r - r^2 / 2 + r^3 * poly(r), sqrt(1/2) - 1 <= r < sqrt(2) - 1
+_LOG = (
+    0.33333331709694713,
+    -0.25000821056247624,
+    0.20001226667326497,
+    -0.1662335647821947,
+    0.14201762470655255,
+    -0.1316019506810401,
+    0.12761550336744418,
+    -0.07634429835995143,
+)
+# sin(r) = r + r^3 * poly(r^2), |r| <= pi / 2
+_SIN = (
+    -0.16666660457323687,
+    0.008333088019208025,
+    -0.00019811100711117097,
+    2.608903688051771e-06,
+)
+# atan(x) = x * P(x^2) / Q(x^2), |x| <= 1
+_ATAN_P = (0.9999999797553581, 0.8983950935504805, 0.13761230436694216)
+_ATAN_Q = (1.0, 1.2317263772416098, 0.34822108348127934, 0.012377698370032539)
 
 
 def _bind(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
     """``let v = value in body(v)``, so that a value used many times is not copied as often."""
     if isinstance(value, tirx.Var | tirx.FloatImm):
         return body(value)
-    var = tirx.Var("v", "float32")
+    var = tirx.Var("v", str(value.ty))
     return tirx.Let(var, value, body(var))
 
 
@@ -121,6 +145,112 @@ def _power_of_two(n: Expr) -> Expr:
     """2^n for an int32 n in [-126, 127], by building the exponent field."""
     bits = tirx.shift_left(n + tirx.const(127, "int32"), tirx.const(23, "int32"))
     return tirx.reinterpret("float32", bits)
+
+
+def log(x: Expr) -> Expr:
+    """Natural logarithm, error at most 1e-7 + 1e-7 times it; NaN below 0."""
+
+    def reduced(v: Expr, shift: Expr) -> Expr:
+        pattern = tirx.reinterpret("int32", v)
+        least = tirx.const(0x3F3504F3, "int32")  # of sqrt(1/2)
+        return _bind(
+            tirx.shift_right(pattern - least, tirx.const(23, "int32")),
+            lambda e: _bind(
+                tirx.reinterpret("float32", pattern - tirx.shift_left(e, tirx.const(23, "int32")))
+                - f32(1.0),
+                lambda r: summed(r, e.astype("float32") - shift),
+            ),
+        )
+
+    def summed(r: Expr, e: Expr) -> Expr:
+        tail = r * r * (r * _polynomial(_LOG, r) - f32(0.5)) + e * f32(_LN2_LOW)
+        return tail + r + e * f32(_LN2_HIGH)
+
+    def body(v: Expr) -> Expr:
+        small = v < f32(2.0**-126)
+        scaled = tirx.Select(small, v * f32(2.0**23), v)
+        shift = tirx.Select(small, f32(23.0), f32(0.0))
+        value = _bind(scaled, lambda u: _bind(shift, lambda s: reduced(u, s)))
+        positive = tirx.Select(v < f32(_INF), value, v)
+        return tirx.Select(
+            v > f32(0.0), positive, tirx.Select(v < f32(0.0), f32(_NAN), v + log_of_zero(v))
+        )
+
+    def log_of_zero(v: Expr) -> Expr:
+        return tirx.Select(tirx.EQ(v, f32(0.0)), f32(-_INF), f32(0.0))
+
+    return _bind(x, body)
+
+
+def sin(x: Expr) -> Expr:
+    """Sine, error at most 3e-7 where |x| <= 2^28, behind that something in [-1, 1]."""
+    return _half_turns(x, 0.0)
+
+
+def cos(x: Expr) -> Expr:
+    """Cosine, as `sin`."""
+    return -_half_turns(x, 0.5)
+
+
+def _half_turns(x: Expr, shift: float) -> Expr:
+    """(-1)^n sin(r), x = (n + shift) pi + r and |r| <= pi/2: r is found in float64."""
+    wide = functools.partial(tirx.const, dtype="float64")
+
+    def body(v: Expr, n: Expr) -> Expr:
+        r = _clamp((v - (n + wide(shift)) * wide(libm.pi)).astype("float32"), -_QUARTER, _QUARTER)
+        odd = n - wide(2.0) * tirx.floor(n * wide(0.5))
+        sign = (wide(1.0) - wide(2.0) * odd).astype("float32")
+        return _bind(r, lambda r: sign * (r * (r * r) * _polynomial(_SIN, r * r) + r))
+
+    return _bind(
+        x.astype("float64"),
+        lambda v: _bind(
+            tirx.floor(v * wide(1.0 / libm.pi) + wide(0.5 - shift)), lambda n: body(v, n)
+        ),
+    )
+
+
+def atan(x: Expr) -> Expr:
+    """Arc tangent, error at most 2e-7."""
+
+    def body(v: Expr) -> Expr:
+        size = tirx.Select(v < f32(0.0), -v, v)
+        inner = tirx.Select(size > f32(1.0), f32(1.0) / size, size)
+        value = _bind(
+            _bind(inner, _atan_of_one),
+            lambda y: tirx.Select(size > f32(1.0), f32(_QUARTER) - y, y),
+        )
+        return _bind(value, lambda y: tirx.Select(v < f32(0.0), -y, y))
+
+    return _bind(x, body)
+
+
+def _atan_of_one(x: Expr) -> Expr:
+    """Arc tangent of |x| <= 1."""
+
+    def of_square(t: Expr) -> Expr:
+        return x * _polynomial(_ATAN_P, t) / _polynomial(_ATAN_Q, t)
+
+    return _bind(x * x, of_square)
+
+
+def asin(x: Expr) -> Expr:
+    """Arc sine, error at most 3e-7; NaN outside [-1, 1]."""
+
+    def body(v: Expr) -> Expr:
+        other = tirx.sqrt((f32(1.0) - v) * (f32(1.0) + v))
+        return f32(2.0) * _bind(v / (f32(1.0) + other), _atan_of_one)
+
+    return _bind(x, body)
+
+
+def acos(x: Expr) -> Expr:
+    """Arc cosine, error at most 4e-7; NaN outside [-1, 1]."""
+
+    def body(v: Expr) -> Expr:
+        return f32(2.0) * atan(tirx.sqrt((f32(1.0) - v) / (f32(1.0) + v)))
+
+    return _bind(x, body)
 
 
 def erf(x: Expr) -> Expr:

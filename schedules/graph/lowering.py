@@ -18,15 +18,13 @@ from apq_tvm.ops import math
 from apq_tvm.schedules.graph.exprs import uses
 
 _MATH = {
-    "tirx.exp": math.exp,
-    "tirx.erf": math.erf,
-    "tirx.tanh": math.tanh,
-    "tirx.sigmoid": math.sigmoid,
+    f"tirx.{name}": getattr(math, name)
+    for name in ("exp", "log", "sin", "cos", "asin", "acos", "atan", "erf", "tanh", "sigmoid")
 }
 
 
 def expand_math(func: Any) -> Any:
-    """Replace float32 calls of exp, erf, tanh and sigmoid by expressions that vectorize.
+    """Replace float32 calls of elementary functions by expressions that vectorize.
 
     Parameters
     ----------

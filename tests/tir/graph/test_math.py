@@ -36,6 +36,14 @@ REFERENCE = {
     "gelu_tanh": lambda v: 0.5 * v * (1 + np.tanh(libm.sqrt(2 / libm.pi) * (v + 0.044715 * v**3))),
     "silu": _ref(lambda v: v * _sigmoid(v)),
 }
+NARROW = {
+    "log": np.log,
+    "sin": np.sin,
+    "cos": np.cos,
+    "atan": np.arctan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+}
 RELATIVE = {"exp": 2e-7, "erf": 5e-7, "tanh": 5e-7, "sigmoid": 5e-7}
 
 
@@ -75,6 +83,42 @@ def test_error_bound(name: str) -> None:
     assert (error / np.maximum(1.0, np.abs(want))).max() <= 1e-6
     if name in RELATIVE:
         assert (error / np.maximum(np.abs(want), 1e-37)).max() <= RELATIVE[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high", "bound"),
+    [
+        ("log", 1e-45, 3e38, 2e-7),
+        ("log", 0.5, 2, 1e-7),
+        ("sin", -2e8, 2e8, 3e-7),
+        ("cos", -2e8, 2e8, 3e-7),
+        ("sin", -7, 7, 2e-7),
+        ("cos", -7, 7, 2e-7),
+        ("atan", -1e30, 1e30, 2e-7),
+        ("atan", -2, 2, 2e-7),
+        ("asin", -1, 1, 3e-7),
+        ("acos", -1, 1, 4e-7),
+    ],
+)
+def test_error_within_a_range(name: str, low: float, high: float, bound: float) -> None:
+    """Of the value, where it is above 1; in steps of equal size, and of equal ratio."""
+    ratios = np.geomspace(max(abs(low), 1e-30) if low > 0 else high * 1e-12, high, N // 4)
+    x = np.concatenate([np.linspace(low, high, N // 4), ratios, -ratios if low < 0 else ratios])
+    x = np.clip(x, low, high).astype(np.float32)
+    want = NARROW[name](x.astype(np.float64))
+    error = np.abs(_run(name, x) - want) / np.maximum(1.0, np.abs(want))
+    assert error.max() <= bound
+
+
+def test_what_has_no_value() -> None:
+    """Limits, and NaN where numpy has it; 0 keeps nothing but being 0."""
+    x = np.array([np.nan, np.inf, -np.inf, 0, -0.0, -1, 1, -2, 2, 1e-40, 3e38, -3e38], np.float32)
+    with np.errstate(all="ignore"):
+        for name in ("log", "atan", "asin", "acos"):
+            np.testing.assert_allclose(_run(name, x), NARROW[name](x), rtol=1e-6, atol=1e-6)
+    for name in ("sin", "cos"):
+        got = _run(name, x)
+        assert np.isnan(got[:3]).all() and (np.abs(got[3:]) <= 1).all()
 
 
 @pytest.mark.parametrize("name", REFERENCE)
