@@ -412,6 +412,21 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
         "y z",
         {"axis": np.array([1]), "two": np.float32(2)},
     ),
+    "powers": (
+        [
+            ("Pow", "x three", "y"),
+            ("Pow", "x four", "z"),
+            ("Sub", "z y", "d"),
+            ("Pow", "x minus", "m"),
+            ("Pow", "x list", "l"),
+        ],
+        X3,
+        "y z d m l",
+        {
+            **{"three": np.float32(3), "four": np.float32(4), "minus": np.float32(-3)},
+            "list": np.array([3], np.float32),
+        },
+    ),
     "codes_of_nan": (
         [("Sqrt", "x", "r"), ("QuantizeLinear", "r s i", "y"), ("QuantizeLinear", "r s u", "z")],
         X2,
