@@ -1,4 +1,4 @@
-"""MaxPool with indices, Col2Im, TensorScatter, RoiAlign."""
+"""MaxPool with indices, Col2Im, TensorScatter, RoiAlign, GridSample."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.lower.arithmetic import elementwise
+from apq_tvm.lower.fusion import ALONE
 from apq_tvm.lower.nodes import Shapes, call
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.onnx_import.symbolic.geometry import windows
 from apq_tvm.ops.graph.scatter import tensor_scatter
 from apq_tvm.ops.images.places import col2im, max_pool_indices
+from apq_tvm.ops.images.sample import corners, sampled
 from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.types import ImportedModel, Node
+
+LEAST_CHANNELS = 8
+"""What a vector has."""
 
 
 def max_pool_converter(model: ImportedModel) -> Convert:
@@ -107,19 +111,58 @@ def convert_roi_align(
     scaled = relax.op.multiply(rois, relax.const(scale, dtype))
     if half:
         scaled = relax.op.subtract(scaled, relax.const(0.5, dtype))
-    last = x.ty.shape[0] - 1
-    kept = elementwise(bb, lambda v: _clamped(v, last).astype(dtype), images)
+
+    def kept_inside(numbers: Any, of: Any) -> Any:
+        last = of.shape[0] - 1
+        return te.compute(numbers.shape, lambda *i: _clamped(numbers(*i), last).astype(dtype))
+
+    kept = bb.emit_te(kept_inside, images, x, primfunc_name_hint="images")
     table = relax.op.concat([relax.op.expand_dims(kept, axis=1), bb.normalize(scaled)], axis=1)
-    return relax.op.vision.roi_align(
-        x,
+    # By vectors of channels, which have the same four places and weights.
+    last_channels = bb.emit(relax.op.permute_dims(x, (0, 2, 3, 1)))
+    aligned = relax.op.vision.roi_align(
+        last_channels,
         bb.normalize(table),
         pooled_size=tuple(int(node.attrs.get(k, 1)) for k in ("output_height", "output_width")),
         spatial_scale=1.0,
         sample_ratio=int(node.attrs.get("sampling_ratio", 0)),
         aligned=half,
-        layout="NCHW",
+        layout="NHWC",
         mode="avg",
     )
+    return relax.op.permute_dims(bb.emit(aligned), (0, 3, 1, 2))
+
+
+def convert_grid_sample(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``GridSample``: linear by vectors of channels, where they fill some; as TVM has it otherwise.
+
+    Raises
+    ------
+    UnsupportedModel
+        Cubic samples of volumes.
+    """
+    x, grid = inputs
+    rank, attrs = len(x.ty.shape), node.attrs
+    mode, padding = str(attrs.get("mode", "linear")), str(attrs.get("padding_mode", "zeros"))
+    method = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+    align = bool(attrs.get("align_corners", 0))
+    if rank == 5 and method == "bicubic":
+        raise UnsupportedModel(f"GridSample {node.name!r}: cubic samples of volumes are not done")
+    channels = x.ty.shape[1]
+    vectors = isinstance(channels, tirx.IntImm) and int(channels) >= LEAST_CHANNELS
+    vectors = vectors and str(x.ty.dtype) == "float32"
+    if rank != 4 or method != "bilinear" or padding == "reflection" or not vectors:
+        places = bb.emit(relax.op.permute_dims(grid, (0, rank - 1, *range(1, rank - 1))))
+        layout = "NCHW" if rank == 4 else "NCDHW"
+        return relax.op.image.grid_sample(x, places, method, layout, padding, align)
+    pixels = bb.emit(relax.op.permute_dims(x, (0, 2, 3, 1)))
+    find = partial(corners, border=padding == "border", align=align)
+    around = bb.emit_te(find, grid, pixels, primfunc_name_hint="corners", primfunc_attrs=ALONE)
+    found = [bb.emit(relax.TupleGetItem(around, i)) for i in range(2)]
+    samples = bb.emit_te(
+        sampled, pixels, *found, primfunc_name_hint="sampled", primfunc_attrs=ALONE
+    )
+    return relax.op.permute_dims(samples, (0, 3, 1, 2))
 
 
 def _clamped(index: Any, last: Any) -> Any:
@@ -131,6 +174,7 @@ def place_converters(model: ImportedModel) -> dict[str, Convert]:
     """Converters by operator name."""
     return {
         "Col2Im": col2im_converter(model),
+        "GridSample": convert_grid_sample,
         "RoiAlign": partial(convert_roi_align, opset=model.opset),
         "TensorScatter": convert_tensor_scatter,
         "apq.MaxPoolIndices": max_pool_converter(model),

@@ -347,6 +347,23 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
             "v": weight(16, 24, 1, 3),
         },
     ),
+    "sampled": (
+        [
+            ("GridSample", "x g", "y"),
+            ("GridSample", "x g", "z", {"align_corners": 1, "padding_mode": "border"}),
+            ("GridSample", "x g", "q", {"padding_mode": "reflection"}),
+            (
+                *("RoiAlign", "x rois images", "r"),
+                {"output_height": 3, "output_width": 2, "sampling_ratio": 2, "spatial_scale": 0.5},
+            ),
+        ],
+        {**OPEN, "g": ("float32", ["b", 3, 5, 2])},
+        "y z q r",
+        {
+            "rois": np.array([[1, 2, 9, 11], [-4, 3, 30, 9], [5, 5, 5, 5]], np.float32),
+            "images": np.zeros(3, np.int64),
+        },
+    ),
     "open_same": (
         [
             ("Conv", "x w", "c", {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),
