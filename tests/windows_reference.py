@@ -50,7 +50,14 @@ def _windows(attrs: Any, _: Any, x: Array) -> Array:
 
 def depthwise(attrs: Any, x: Array, w: Array, bias: Any) -> Array:
     """``apq.Depthwise`` before its activation."""
-    total = sum(value * row for (value, _), row in zip(taps(attrs, x), w, strict=True))
+    inputs, count = attrs.get("inputs", 1), w.shape[-1]
+    groups = x.shape[-1] // inputs
+    # What each output reads of its group: for every one of the inputs a channel.
+    reads = np.arange(groups)[:, None] * inputs + np.arange(inputs)
+    of = np.repeat(reads, count // groups, axis=0).T
+    rows = w.reshape(-1, inputs, count)
+    seen = (value for value, _ in taps(attrs, x))
+    total = sum((v[..., of] * row).sum(-2) for v, row in zip(seen, rows, strict=True))
     return np.asarray(total if bias is None else total + bias)
 
 

@@ -75,7 +75,8 @@ class ChannelsLastLowering:
         args, shapes = [v for v in inputs if v is not None], Shapes(node)
         name, bias = str(node.attrs["activation"]), len(args) > 2
         out = shapes.dims(self._extents(node))
-        func = depthwise(shapes.of(args[0]), out, Geometry.of(node.attrs), bias, name)
+        group = int(node.attrs.get("inputs", 0))
+        func = depthwise(shapes.of(args[0]), out, Geometry.of(node.attrs), bias, name, group)
         return call(bb, func, args, shapes)
 
     def pool(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:

@@ -13,7 +13,9 @@ end.
                                     ``dilations``, ``begins``, ``ends`` (padding with zeros) or
                                     ``auto`` (SAME_UPPER, SAME_LOWER), ``shape``, ``channels``
                                     (first, count)
-``apq.Depthwise(x, w, bias)``       the windows of each channel times w [taps, C]; ``activation``
+``apq.Depthwise(x, w, bias)``       the windows of each channel times w [taps, C]; ``activation``;
+                                    of a group of so many channels, where there are ``inputs``:
+                                    w [taps · inputs, outputs of all groups]
 ``apq.Pool(x)``                     ``kind`` max or average, ``padding``: whether a mean counts it
 ``apq.Fold(z, bias)``               windows [N, *sizes, taps · C] added up where they overlap
 ``apq.Resize(x)``                   ``mode``, ``coordinates``, ``rounding``, ``scales``, ``shape``

@@ -47,7 +47,10 @@ def schedule_window_reduce(func: Any, profile: DeviceProfile, decide: Decide) ->
     tvm.tirx.PrimFunc
     """
     vectors = (2, 1, 3) if profile.vector_registers >= 32 else (1, 2)
-    return schedule_tiles(Loops, func, profile, decide, (4, 2, 6, 8), vectors)
+    pixels = (4, 2, 6, 8)
+    if "apq.inputs" in func.attrs:  # neighbouring vectors read other pixels' channels
+        pixels, vectors = (8, 6, 4, 12), (1, 2)
+    return schedule_tiles(Loops, func, profile, decide, pixels, vectors)
 
 
 def schedule_tiles(
@@ -80,11 +83,13 @@ class Loops:
         self.largest = self.op == "pool" and str(attrs["apq.kind"]) == "max"
         x, y = func.params[0], func.params[-1]
         self.sizes, self.out = list(x.shape[1:-1]), list(y.shape[1:-1])
-        self.channels = int(x.shape[-1])
+        self.channels = int(y.shape[-1])
+        self.inputs = int(attrs.get("apq.inputs", 0))
+        self.outputs = self.channels * self.inputs // int(x.shape[-1])
         self.steps = strides(x.shape)
         self.out_steps = strides(y.shape)
-        self.steps_of_pixel = self.channels * self.geometry.taps
-        while lanes > self.channels:
+        self.steps_of_pixel = self.channels * self.geometry.taps * max(self.inputs, 1)
+        while lanes > self.channels or (self.inputs and self.outputs % lanes):
             lanes //= 2
         self.lanes, self.pixels, self.vectors = lanes, pixels, vectors
 
@@ -265,6 +270,28 @@ class Pixels:
         begin = [tirx.BufferStore(acc, start, [place(p, v)]) for p, v in grid]
         step = i64(g.strides[last]) * u.steps[1 + last]
 
+        def taps_of_group(number: Expr, offset: Expr) -> Stmt:
+            """The same pixel of each channel of a group, times weights of all its outputs."""
+            starts = [(channel + i64(v * lanes)) // i64(u.outputs) for v in range(vectors)]
+            groups, firsts = bind_all([start * i64(u.inputs) for start in starts], "first")
+
+            def one(i: Expr) -> Stmt:
+                row = (number * i64(u.inputs) + i) * i64(u.channels) + channel
+                loads = [
+                    tirx.BufferLoad(u.w, [tirx.Ramp(row + i64(v * lanes), i64(1), lanes)])
+                    for v in range(vectors)
+                ]
+                binds, factors = bind_all(loads, "w")
+                stores = []
+                for p, v in grid:
+                    at_x = base + offset + i64(p) * step + firsts[v] + i
+                    value = tirx.Broadcast(tirx.BufferLoad(u.x, [at_x]), lanes)
+                    old = tirx.BufferLoad(acc, [place(p, v)])
+                    stores.append(tirx.BufferStore(acc, old + value * factors[v], [place(p, v)]))
+                return tirx.stmt_seq(*binds, *stores)
+
+            return tirx.stmt_seq(*groups, loop(i64(u.inputs), one))
+
         def tap(number: Expr, offset: Expr) -> Stmt:
             weights: list[Stmt] = []
             factors: list[Any] = []
@@ -284,7 +311,7 @@ class Pixels:
                 stores.append(tirx.BufferStore(acc, value, [place(p, v)]))
             return tirx.stmt_seq(*weights, *stores)
 
-        body = self._taps(0, i64(0), i64(0), tap)
+        body = self._taps(0, i64(0), i64(0), taps_of_group if u.inputs else tap)
         end = [
             self._store(acc, (p * vectors + v) * lanes, out, channel + i64(v * lanes), p)
             for p, v in grid

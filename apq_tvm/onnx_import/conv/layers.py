@@ -22,6 +22,13 @@ RANKS = (3, 4, 5)
 LEAST_OUTPUTS = 16
 """Groups of fewer output channels are joined, with zeros between them: vectors have 16 lanes."""
 
+NARROW = 8
+"""Channels of a group whose convolution is a depthwise one: as columns of a product they would be
+joined, with zeros between them, and of dozens of groups each pair a layer."""
+
+NARROW_LANES = 4
+"""Outputs of such a group are whole vectors, of the shortest kind."""
+
 MOST_LAYERS = 64
 """Groups that become layers of their own."""
 
@@ -53,7 +60,7 @@ def convolution(last: ChannelsLast, node: Node) -> bool:
         return False
     attrs = window_attrs(node, shape[2:], w.shape[2:])
     depthwise = group > 1 and w.shape[1] == 1 and w.shape[0] == group
-    if depthwise:
+    if depthwise or _narrow(graph, node, w, group):
         _depthwise(last, node, attrs)
         return True
     if _few_outputs(graph, node, w, attrs):
@@ -77,6 +84,13 @@ def window_attrs(node: Node, sizes: Sequence[Dim], kernel: Sequence[int]) -> dic
 def float_image(graph: Graph, x: str) -> bool:
     """Whether `x` is float32 of one to three spatial axes."""
     return graph.dtype(x) == "float32" and graph.rank(x) in RANKS
+
+
+def _narrow(graph: Graph, node: Node, w: Array, group: int) -> bool:
+    """Whether groups are too narrow for layers of their own, and the file has no codes of them."""
+    outputs = w.shape[0] // group
+    fits = max(w.shape[1], outputs) <= NARROW and outputs % NARROW_LANES == 0
+    return group > 1 and fits and node.inputs[1] not in graph.codes
 
 
 def _joined(group: int, outputs: int) -> int:
@@ -142,10 +156,13 @@ def windows_and_sum(
 def _depthwise(last: ChannelsLast, node: Node, attrs: dict[str, Any]) -> None:
     graph = last.graph
     w = graph.weights[node.inputs[1]]
-    taps = stored(graph, node.inputs[1], ".taps", w.reshape(w.shape[0], -1).T)
+    rows = w.reshape(*w.shape[:2], -1).transpose(2, 1, 0).reshape(-1, w.shape[0])
+    taps = stored(graph, node.inputs[1], ".taps", rows)
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
     y = last.made(node.outputs[0])
     attrs = {**attrs, "activation": "", "shape": shape_attr(graph, y)}
+    if w.shape[0] != shape_attr(graph, last.last(node.inputs[0]))[-1] or w.shape[1] > 1:
+        attrs["inputs"] = int(w.shape[1])
     inputs = (last.last(node.inputs[0]), taps, bias, "")
     last.add(Node("apq.Depthwise", node.name, inputs, (y,), attrs))
 

@@ -19,9 +19,10 @@ LOWEST = -3.4028234663852886e38
 
 
 def depthwise(
-    shape: Sequence[Dim], out: Sequence[Dim], geometry: Geometry, bias: bool, activation: str
-) -> PrimFunc:
-    """Convolution of every channel with a window of its own.
+    shape: Sequence[Dim], out: Sequence[Dim], geometry: Geometry, bias: bool, activation: str,
+    inputs: int = 0,
+) -> PrimFunc:  # fmt: skip
+    """Convolution of every channel, or small group of channels, with a window of its own.
 
     Parameters
     ----------
@@ -31,24 +32,33 @@ def depthwise(
     bias : bool
     activation : str
         A key of `apq_tvm.ops.math.ACTIVATIONS`.
+    inputs : int
+        Channels of the image in a group; 0 where every channel makes one.
 
     Returns
     -------
     tvm.tirx.PrimFunc
-        ``(x, w [taps, C], [bias [C]], y)``, float32, unscheduled, attr ``apq.op`` = "depthwise".
+        ``(x, w [taps, C], [bias [C]], y)``, float32, unscheduled, attr ``apq.op`` = "depthwise"; of
+        groups w is [taps * inputs, outputs of all].
     """
     symbols = Symbols()
     x = te.placeholder(symbols.shape(shape), "float32", "x")
-    w = te.placeholder(symbols.shape((geometry.taps, shape[-1])), "float32", "w")
+    w = te.placeholder(symbols.shape((geometry.taps * max(inputs, 1), out[-1])), "float32", "w")
     args = [x, w, *([te.placeholder(w.shape[1:], "float32", "bias")] if bias else [])]
+    outputs = int(out[-1]) * inputs // int(shape[-1])
 
     def term(index: Sequence[Any], taps: Sequence[Any]) -> Any:
         tap: Any = i64(0)
-        for t, k in zip(taps, geometry.kernel, strict=True):
+        sizes = (*geometry.kernel, inputs) if inputs else geometry.kernel
+        for t, k in zip(taps, sizes, strict=True):
             tap = tap * i64(k) + t
-        return _padded(x, geometry, index, taps, f32(0.0)) * w(tap, index[-1])
+        if not inputs:
+            return _padded(x, geometry, index, taps, f32(0.0)) * w(tap, index[-1])
+        place = (*index[:-1], index[-1] // i64(outputs) * i64(inputs) + taps[-1])
+        pixel = _padded(x, geometry, place, taps[:-1], f32(0.0))
+        return pixel * w(tap, index[-1])
 
-    total = _reduced(symbols.shape(out), geometry, term, te.sum)
+    total = _reduced(symbols.shape(out), geometry, term, te.sum, inputs)
 
     def result(*index: Any) -> Any:
         value = total(*index) + args[2](index[-1]) if bias else total(*index)
@@ -56,6 +66,8 @@ def depthwise(
 
     y = te.compute(total.shape, result, "y")
     attrs = {"apq.op": "depthwise", "apq.activation": activation, "apq.bias": bias}
+    if inputs:
+        attrs |= {"apq.inputs": inputs, "apq.work": 2 * geometry.taps * inputs}
     return _marked(te.create_prim_func([*args, y]), geometry, attrs)
 
 
@@ -191,8 +203,10 @@ def _padded(x: Any, g: Geometry, index: Sequence[Any], taps: Sequence[Any], outs
     return tirx.if_then_else(inside, x(index[0], *where, index[-1]), outside)
 
 
-def _reduced(shape: Any, geometry: Geometry, term: Any, reduction: Any) -> Any:
+def _reduced(shape: Any, geometry: Geometry, term: Any, reduction: Any, inputs: int = 0) -> Any:
     axes = [te.reduce_axis((0, i64(k)), f"t{i}") for i, k in enumerate(geometry.kernel)]
+    if inputs:
+        axes.append(te.reduce_axis((0, i64(inputs)), "c"))
     return te.compute(shape, lambda *i: reduction(term(i, axes), axis=axes), "total")
 
 

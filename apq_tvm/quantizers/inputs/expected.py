@@ -121,7 +121,7 @@ def _linear(search: _Search, node: Node, x: Moments) -> Moments | None:
 
 def _depthwise(search: _Search, node: Node, x: Moments) -> Moments | None:
     taps = search.model.weights[node.inputs[1]].astype(np.float64)
-    if not x.along(-1, taps.shape[1]):
+    if node.attrs.get("inputs") or not x.along(-1, taps.shape[1]):
         return None
     bias = search.model.weights[node.inputs[2]] if node.inputs[2] else 0.0
     square = (1 - ALIKE) * np.square(taps).sum(0) + ALIKE * np.square(taps.sum(0))

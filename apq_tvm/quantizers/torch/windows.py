@@ -48,7 +48,15 @@ def _windows(attrs: Attrs, x: Tensor) -> Tensor:
 
 def depthwise(attrs: Attrs, x: Tensor, w: Tensor, bias: Tensor = None) -> Tensor:
     """``apq.Depthwise`` before its activation."""
-    total = sum(v * row for (v, _), row in zip(_taps(attrs, x), w, strict=True))
+    inputs = int(attrs.get("inputs", 0))
+    if inputs:  # of each group to its outputs
+        groups = x.shape[-1] // inputs
+        each = w.reshape(-1, inputs, groups, w.shape[-1] // groups)
+        seen = (v.unflatten(-1, (groups, inputs)) for v, _ in _taps(attrs, x))
+        parts = (torch.einsum("...gi,igo->...go", v, t) for v, t in zip(seen, each, strict=True))
+        total = sum(parts).flatten(-2)
+    else:
+        total = sum(v * row for (v, _), row in zip(_taps(attrs, x), w, strict=True))
     return total if bias is None else total + bias
 
 

@@ -347,6 +347,21 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
             "v": weight(16, 24, 1, 3),
         },
     ),
+    "narrow_groups": (
+        [
+            ("Conv", "x w b", "c", {"group": 4, "pads": [1] * 4, "strides": [1, 2]}),
+            ("Relu", "c", "r"),
+            ("Conv", "r v", "y", {"group": 4, "pads": [2, 0, 1, 0], "dilations": [1, 2]}),
+            ("Conv", "x u", "z", {"group": 8}),
+            ("Conv", "y s b", "t", {"group": 4, "pads": [0, 3, 0, 3]}),
+        ],
+        OPEN,
+        "y z t",
+        {
+            **{"w": weight(32, 2, 3, 3), "b": weight(32), "v": weight(16, 8, 3, 2)},
+            **{"u": weight(32, 1, 3, 3), "s": weight(32, 4, 1, 4)},
+        },
+    ),
     "sampled": (
         [
             ("GridSample", "x g", "y"),

@@ -34,6 +34,7 @@ IMAGES = [
     ("Concat", "x x", "c6", {"axis": 1}),
     ("Slice", "c6 zero four one", "c4"),
     ("LRN", "x", "lrn", {"size": 3}),
+    ("Conv", "c6 wg", "groups", {"group": 3, "pads": [0, 1, 1, 0]}),
     ("HardSigmoid", "x", "hard", {"alpha": 0.3}),
     ("LeakyRelu", "x", "leaky", {"alpha": 0.1}),
     ("Selu", "x", "selu"),
@@ -58,11 +59,11 @@ def test_images_agree_with_onnxruntime(tmp_path: Path) -> None:
         "wide": whole(2, 5, 7, 13), "around": whole(0, 0, 2, 1, 0, 0, 1, 3),
         "cut": whole(0, 0, -1, 2, 0, 0, 1, -2), "value": np.array(0.5, np.float32),
         "gain": rand(3), "shift": rand(3), "two": whole(2), "twice": whole(1, 2, 1, 2),
-        "zero": whole(0), "four": whole(4), "one": whole(1),
+        "zero": whole(0), "four": whole(4), "one": whole(1), "wg": rand(12, 2, 3, 2),
     }  # fmt: skip
     outputs = " ".join(name for _, _, made, *_ in IMAGES for name in made.split() if name != "c6")
-    order = sorted(IMAGES, key=lambda node: ("c6", "c4", "deep").index(node[2])
-                   if node[2] in ("c6", "c4", "deep") else -1)  # fmt: skip
+    behind = ("c6", "c4", "deep", "groups")
+    order = sorted(IMAGES, key=lambda node: behind.index(node[2]) if node[2] in behind else -1)
     path = save(build(order, {"x": ("float32", [2, 3, 6, 8])}, outputs, weights, 17), tmp_path)
     feeds = {"x": rand(2, 3, 6, 8)}
     with torch.no_grad():
