@@ -10,19 +10,21 @@ import contextlib
 import re
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm import relax
 
 from apq_tvm.errors import UnsupportedModel, fixed_sizes, gist
+from apq_tvm.lower.aligned import legalize_reshape, views_again
 from apq_tvm.lower.arithmetic import ARITHMETIC
 from apq_tvm.lower.attention import AttentionLowering
 from apq_tvm.lower.behind import prepare_behind
 from apq_tvm.lower.cache import cache_converter
 from apq_tvm.lower.channels_first import ChannelsFirstLowering
 from apq_tvm.lower.channels_last import ChannelsLastLowering
-from apq_tvm.lower.dims import Dims
+from apq_tvm.lower.dims import ATTRIBUTE, Dims
 from apq_tvm.lower.fusion import bound_fusion
 from apq_tvm.lower.indexing import indexing_converters
 from apq_tvm.lower.linear import LinearLowering
@@ -136,9 +138,11 @@ def _fuse(mod: tvm.IRModule, model: ImportedModel) -> tvm.IRModule:
     UnsupportedModel
         A pass of TVM fails; the message has the functions that TVM's names, if it names any.
     """
+    derived = dict(mod["main"].attrs.get(ATTRIBUTE, {}))
+    reshape = partial(legalize_reshape, derived=derived)
     passes = (
         relax.transform.DecomposeOpsForInference(),
-        relax.transform.LegalizeOps(),
+        relax.transform.LegalizeOps({"relax.reshape": reshape}),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
         bound_fusion(),
@@ -146,6 +150,7 @@ def _fuse(mod: tvm.IRModule, model: ImportedModel) -> tvm.IRModule:
         relax.transform.FuseTIR(),
         # A schedule would hide that a PrimFunc only renames indices.
         relax.transform.RewriteDataflowReshape(),
+        views_again,
         relax.transform.DeadCodeElimination(),
     )
     for each in passes:

@@ -167,6 +167,35 @@ def det(graph: Graph, node: Node) -> list[Node]:
     return steps.done(minor(list(range(size)), list(range(size))))
 
 
+def group_normalization(graph: Graph, node: Node) -> list[Node] | None:
+    """GroupNormalization of float32 as exporters write it, whose groups are rows of memory."""
+    x, scale, bias = node.inputs[:3]
+    steps, groups = Steps(graph, node), int(node.attrs["num_groups"])
+    shape, of_groups = graph.known_shape(x), graph.opset < 21  # one number for each group
+    if graph.dtype(x) != "float32" or shape is None or len(shape) < 2:
+        return None
+    if not isinstance(shape[1], int) or groups < 1 or shape[1] % groups:
+        return None
+    wanted = (groups if of_groups else shape[1],)
+    if any(graph.known_shape(value) != wanted for value in (scale, bias)):
+        return None
+    given: tuple[str, ...] = (scale, bias)
+    if not of_groups:
+        numbers = {f"group.{name}.{groups}": value for name, value in (("scale", 1), ("bias", 0))}
+        for name, value in numbers.items():
+            graph.weights.setdefault(name, np.full(groups, value, np.float32))
+        given = tuple(numbers)
+    rows = steps.reshape(x, shape[0], groups, shape[1] // groups * product(shape[2:]))
+    epsilon = float(node.attrs.get("epsilon", 1e-5))
+    normal = steps("InstanceNormalization", rows, *given, epsilon=epsilon)
+    result = steps.reshape(normal, *shape)
+    if not of_groups:
+        channels = (shape[1], *(1 for _ in shape[2:]))
+        scale, bias = (steps.reshape(value, *channels) for value in (scale, bias))
+        result = steps("Add", steps("Mul", result, scale), bias)
+    return steps.done(result)
+
+
 def space_to_depth(graph: Graph, node: Node) -> list[Node] | None:
     """SpaceToDepth whose channels come before the places inside of a block (mode CRD)."""
     if node.attrs.get("mode", "DCR") != "CRD":
