@@ -15,7 +15,8 @@ from typing import Any
 import tvm
 from tvm import ir, relax, te, tirx, topi
 
-from apq_tvm.tensorize.exprs import Expr, i64
+Expr = Any
+"""Of TVM: an extent, an index."""
 
 VIEW = "apq.view"
 """Attribute of a PrimFunc that is a reshape and nothing else."""
@@ -133,9 +134,11 @@ def _divides(a: Size, b: Size) -> bool:
 
 def places(index: Sequence[Expr], groups: Sequence[Group], rank: int) -> list[Expr]:
     """Where an element of the result lies in the operand."""
-    found: list[Expr] = [i64(0)] * rank
+    found: list[Expr] = [tirx.const(0, "int64")] * rank
     for given, wanted in groups:
-        flat = reduce(lambda number, axis: number * axis[1] + index[axis[0]], wanted, i64(0))
+        flat = reduce(
+            lambda number, axis: number * axis[1] + index[axis[0]], wanted, tirx.const(0, "int64")
+        )
         for axis, extent in reversed(given[1:]):
             found[axis] = flat % extent
             flat = flat // extent
