@@ -35,17 +35,18 @@ def legalize_reshape(bb: relax.BlockBuilder, call: Any, derived: Mapping[str, Ex
         shape = bb.lookup_binding(shape)
     extents = list(shape.values)
     given = getattr(call.args[0].ty.shape, "values", None)
-    groups = None if given is None else alike(list(given), extents, derived)
     known = all(isinstance(extent, tirx.IntImm) for extent in (*(given or ()), *extents))
-    if groups is None or known:
+    if known:  # TVM proves what is a view
         return bb.call_te(topi.reshape, call.args[0], shape, primfunc_name_hint="reshape")
+    groups = None if given is None else alike(list(given), extents, derived)
 
     def reshaped(x: Any) -> Any:
-        return te.compute(extents, lambda *index: x(*places(index, groups, len(given or ()))))
+        if groups is None:
+            return topi.reshape(x, extents)
+        return te.compute(extents, lambda *index: x(*places(index, groups, len(x.shape))))
 
-    return bb.call_te(
-        reshaped, call.args[0], primfunc_name_hint="reshape", primfunc_attrs={VIEW: True}
-    )
+    attrs = {VIEW: True}
+    return bb.call_te(reshaped, call.args[0], primfunc_name_hint="reshape", primfunc_attrs=attrs)
 
 
 @tvm.transform.module_pass(opt_level=0, name="apq.ViewsAgain")  # type: ignore[untyped-decorator]

@@ -428,8 +428,6 @@ class _Reader:
         missing = [name for name in wanted if name not in _function_names(self.mod)]
         if func is None or missing:
             raise UnsupportedModel(f"kernel {name} or one of {missing} is not in the module")
-        if name.startswith("reshape") and len(call.args) == 2:  # TVM's, which it saw no view in
-            self._same_size(*call.args)
         args: list[Tensor | str] = []
         for arg in call.args:
             value = self._value(arg)
