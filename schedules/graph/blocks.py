@@ -111,10 +111,19 @@ def _stride_class(indices: Any, var: Any) -> int:
 
 
 def inner_axis(sch: Any, block: Any) -> int | None:
-    """Position of the axis to run innermost: the one along which most accesses are neighbours."""
+    """Position of the axis to run innermost: the one along which most accesses are neighbours.
+
+    What a reduction adds up counts for more than its sums, which are few and stay in cache.
+    """
     node = sch.get(block)
-    accesses = [(load.indices, 1.0) for load in collect(node.body, ir.TensorLoad)]
-    accesses += [(store.indices, 1.5) for store in collect(node.body, tirx.BufferStore)]
+    sums = is_reduction(sch, block) and not is_contraction(sch, block)
+    written = [write.source for write in node.writes] if sums else []
+    accesses = [
+        (load.indices, 0.25 if any(load.source.same_as(w) for w in written) else 1.0)
+        for load in collect(node.body, ir.TensorLoad)
+    ]
+    stores = collect(node.body, tirx.BufferStore)
+    accesses += [(store.indices, 0.25 if sums else 1.5) for store in stores]
     best, best_score = None, float("-inf")
     for position, axis in enumerate(node.iter_vars):
         if isinstance(axis.dom.extent, tirx.IntImm) and int(axis.dom.extent) == 1:
