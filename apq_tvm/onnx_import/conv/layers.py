@@ -161,7 +161,7 @@ def _depthwise(last: ChannelsLast, node: Node, attrs: dict[str, Any]) -> None:
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
     y = last.made(node.outputs[0])
     attrs = {**attrs, "activation": "", "shape": shape_attr(graph, y)}
-    if w.shape[0] != shape_attr(graph, last.last(node.inputs[0]))[-1] or w.shape[1] > 1:
+    if int(node.attrs["group"]) < w.shape[0]:
         attrs["inputs"] = int(w.shape[1])
     inputs = (last.last(node.inputs[0]), taps, bias, "")
     last.add(Node("apq.Depthwise", node.name, inputs, (y,), attrs))
