@@ -72,12 +72,15 @@ def corners(grid: Any, image: Any, border: bool, align: bool) -> list[Any]:
 def sampled(x: Any, index: Any, weight: Any) -> Any:
     """The image [N, H, W, C] at the points that `corners` found."""
 
+    pixels = x.shape[1] * x.shape[2]
+
     def value(n: Any, h: Any, w: Any, c: Any) -> Any:
         total: Any = f32(0.0)
         for row in range(2):
             for column in range(2):
                 at = (n, h, w)
                 pixel = x(n, index(*at, row), index(*at, 2 + column), c)
+                pixel = tirx.if_then_else(pixels > 0, pixel, f32(0.0))  # an image may have none
                 total = total + weight(*at, row) * weight(*at, 2 + column) * pixel
         return total
 
