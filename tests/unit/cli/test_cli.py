@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import zipfile
 from contextlib import suppress
@@ -83,6 +84,13 @@ def test_every_command_is_tested_above() -> None:
 
 def test_version() -> None:
     assert run("--version").output.startswith("apq-tvm ")
+
+
+def test_the_package_is_the_command() -> None:
+    """Also its exit status and the name that its usage says."""
+    words = [sys.executable, "-m", "apq_tvm", "compile"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Missing argument" in done.stderr + done.stdout
 
 
 @pytest.fixture
