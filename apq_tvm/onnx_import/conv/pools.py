@@ -52,7 +52,7 @@ def _separated(graph: Graph, node: Node) -> list[Node]:
         return []
     if min((*kernel, *given["strides"], *given["dilations"]), default=0) < 1:
         return []
-    if reduce(mul, kernel, 1) < 2 * _taps(kernel, given["strides"]):
+    if len(axes) < 2 or reduce(mul, kernel, 1) < 2 * _taps(kernel, given["strides"]):
         return []
     # Strides where nothing is pooled are the first pooling's.
     owners = [axes[0] if size == 1 else i for i, size in enumerate(kernel)]

@@ -112,6 +112,7 @@ LARGE = {"kernel_shape": [5, 6], "pads": [2, 1, 0, 3]}
         ("MaxPool", {**LARGE, "dilations": [2, 1], "ceil_mode": 1, "strides": [2, 1]}, 2),
         ("MaxPool", {"kernel_shape": [7, 4], "auto_pad": "SAME_LOWER", "strides": [2, 1]}, 2),
         ("MaxPool", {"kernel_shape": [7, 1], "strides": [2, 3]}, 1),
+        ("MaxPool", {"kernel_shape": [1, 1], "strides": [2, 2], "ceil_mode": 1}, 1),
         ("AveragePool", LARGE, 2),
         ("AveragePool", {**LARGE, "count_include_pad": 1, "ceil_mode": 1, "strides": [2, 1]}, 2),
         ("AveragePool", {"kernel_shape": [4, 5], "auto_pad": "SAME_UPPER"}, 2),
