@@ -48,7 +48,7 @@ class Case:
     @property
     def linear(self) -> bool:
         """Whether it has weights that a scheme quantizes."""
-        weighted = self.op in ("Conv", "ConvTranspose", "LSTM", "GRU") or self.op == "MatMul"
+        weighted = self.op in ("Conv", "ConvTranspose", "LSTM", "GRU", "MatMul")
         return weighted and bool(self.constants)
 
     def model(self, symbolic: bool) -> onnx.ModelProto:

@@ -15,6 +15,8 @@ from typing import Any
 import tvm
 from tvm import ir, relax, te, tirx, topi
 
+from apq_tvm.lower.mutate import rewritten
+
 Expr = Any
 """Of TVM: an extent, an index."""
 
@@ -55,11 +57,7 @@ def views_again(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
 
     TVM's own pass proves that a function is a reshape, which it cannot of symbolic sizes.
     """
-    views = _Views(mod)
-    for gv, func in mod.functions.items():
-        if gv.name_hint == "main":
-            views.builder_.update_func(gv, views.visit_expr(func))
-    return views.builder_.get()
+    return rewritten(_Views(mod), mod)
 
 
 @relax.expr_functor.mutator

@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 
 from apq_tvm.errors import NotApplicable
+from apq_tvm.lower.mutate import rewritten
 from apq_tvm.lower.reshape import reshape
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def prepare_behind(mod: tvm.IRModule, preparations: Mapping[str, Preparation]) -
     if not any(preparation.behind for preparation in preparations.values()):
         return mod
     pairs = _Pairs(mod, preparations)
-    return pairs.rewritten() if pairs.both else mod
+    return rewritten(pairs, mod) if pairs.both else mod
 
 
 @relax.expr_functor.mutator
@@ -43,7 +44,6 @@ class _Pairs(relax.PyExprMutator):  # type: ignore[misc]
 
     def __init__(self, mod: tvm.IRModule, preparations: Mapping[str, Preparation]) -> None:
         super().__init__(mod)
-        self._mod = mod
         self._made: dict[Any, tuple[Any, ...]] = {}  # a preparation's variable → its outputs
         bindings = [one for block in mod["main"].body.blocks for one in block.bindings]
         values = {one.var: one.value for one in bindings}
@@ -64,13 +64,6 @@ class _Pairs(relax.PyExprMutator):  # type: ignore[misc]
             except NotApplicable:
                 continue
         self._prepared = {var: x for x, (var, _) in self.both.items()}
-
-    def rewritten(self) -> tvm.IRModule:
-        """The module with the pairs as one."""
-        for gv, func in self._mod.functions.items():
-            if gv.name_hint == "main":
-                self.builder_.update_func(gv, self.visit_expr(func))
-        return self.builder_.get()
 
     def visit_var_binding_(self, binding: Any) -> None:
         var, value = binding.var, binding.value

@@ -13,15 +13,13 @@ from apq_tvm.errors import UnsupportedModel
 from apq_tvm.lower.fusion import ALONE
 from apq_tvm.lower.nodes import Shapes, call
 from apq_tvm.lower.relax_import import Convert
+from apq_tvm.onnx_import.conv.pools import LEAST_CHANNELS
 from apq_tvm.onnx_import.symbolic.geometry import windows
 from apq_tvm.ops.graph.scatter import tensor_scatter
 from apq_tvm.ops.images.places import col2im, max_pool_indices
 from apq_tvm.ops.images.sample import corners, sampled
 from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.types import ImportedModel, Node
-
-LEAST_CHANNELS = 8
-"""What a vector has."""
 
 
 def max_pool_converter(model: ImportedModel) -> Convert:

@@ -11,16 +11,14 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from apq_tvm.lower.mutate import rewritten
+
 VIEWS = frozenset(("relax.reshape", "relax.expand_dims", "relax.squeeze"))
 
 
 def view_constants(mod: tvm.IRModule) -> tvm.IRModule:
     """Replace each reshape of a constant, before ``LegalizeOps``, by the constant."""
-    views = _Views(mod)
-    for gv, func in mod.functions.items():
-        if gv.name_hint == "main":
-            views.builder_.update_func(gv, views.visit_expr(func))
-    return views.builder_.get()
+    return rewritten(_Views(mod), mod)
 
 
 @relax.expr_functor.mutator

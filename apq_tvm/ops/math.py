@@ -172,12 +172,8 @@ def log(x: Expr) -> Expr:
         shift = tirx.Select(small, f32(23.0), f32(0.0))
         value = _bind(scaled, lambda u: _bind(shift, lambda s: reduced(u, s)))
         positive = tirx.Select(v < f32(_INF), value, v)
-        return tirx.Select(
-            v > f32(0.0), positive, tirx.Select(v < f32(0.0), f32(_NAN), v + log_of_zero(v))
-        )
-
-    def log_of_zero(v: Expr) -> Expr:
-        return tirx.Select(tirx.EQ(v, f32(0.0)), f32(-_INF), f32(0.0))
+        other = tirx.Select(tirx.EQ(v, f32(0.0)), f32(-_INF), f32(_NAN))
+        return tirx.Select(v > f32(0.0), positive, other)
 
     return _bind(x, body)
 

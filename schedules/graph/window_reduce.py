@@ -275,34 +275,33 @@ class Pixels:
             starts = [(channel + i64(v * lanes)) // i64(u.outputs) for v in range(vectors)]
             groups, firsts = bind_all([start * i64(u.inputs) for start in starts], "first")
 
-            def one(i: Expr) -> Stmt:
-                row = (number * i64(u.inputs) + i) * i64(u.channels) + channel
-                loads = [
-                    tirx.BufferLoad(u.w, [tirx.Ramp(row + i64(v * lanes), i64(1), lanes)])
-                    for v in range(vectors)
-                ]
-                binds, factors = bind_all(loads, "w")
-                stores = []
-                for p, v in grid:
-                    at_x = base + offset + i64(p) * step + firsts[v] + i
-                    value = tirx.Broadcast(tirx.BufferLoad(u.x, [at_x]), lanes)
-                    old = tirx.BufferLoad(acc, [place(p, v)])
-                    stores.append(tirx.BufferStore(acc, old + value * factors[v], [place(p, v)]))
-                return tirx.stmt_seq(*binds, *stores)
+            def add(i: Expr) -> Stmt:
+                def value(p: int, v: int) -> Expr:
+                    at = base + offset + i64(p) * step + firsts[v] + i
+                    return tirx.Broadcast(tirx.BufferLoad(u.x, [at]), lanes)
 
-            return tirx.stmt_seq(*groups, loop(i64(u.inputs), one))
+                return taken(number * i64(u.inputs) + i, value)
+
+            return tirx.stmt_seq(*groups, loop(i64(u.inputs), add))
 
         def tap(number: Expr, offset: Expr) -> Stmt:
+            def value(p: int, v: int) -> Expr:
+                at = base + offset + i64(p) * step + channel + i64(v * lanes)
+                return tirx.BufferLoad(u.x, [tirx.Ramp(at, one, lanes)])
+
+            return taken(number, value)
+
+        def taken(row: Expr, value_of: Callable[[int, int], Expr]) -> Stmt:
+            """A vector of each pixel into its sums, times a row of the weights if there are any."""
             weights: list[Stmt] = []
             factors: list[Any] = []
             if u.w is not None:
-                at = [number * i64(u.channels) + channel + i64(v * lanes) for v in range(vectors)]
+                at = [row * i64(u.channels) + channel + i64(v * lanes) for v in range(vectors)]
                 loads = [tirx.BufferLoad(u.w, [tirx.Ramp(a, one, lanes)]) for a in at]
                 weights, factors = bind_all(loads, "w")
             stores = []
             for p, v in grid:
-                at_x = base + offset + i64(p) * step + channel + i64(v * lanes)
-                value = tirx.BufferLoad(u.x, [tirx.Ramp(at_x, one, lanes)])
+                value = value_of(p, v)
                 old = tirx.BufferLoad(acc, [place(p, v)])
                 if u.w is not None:
                     value = old + value * factors[v]

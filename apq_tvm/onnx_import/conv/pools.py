@@ -22,7 +22,7 @@ SEPARABLE = ("MaxPool", "AveragePool")
 """The largest of the largest, and the mean of means: of a window, rows count alike."""
 
 LEAST_CHANNELS = 8
-"""Of an image that is turned for its pooling alone: what a vector has."""
+"""Of an image that is turned for one operator alone: what a vector has."""
 
 
 def separate_pools(graph: Graph) -> None:

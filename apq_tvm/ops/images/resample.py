@@ -144,8 +144,9 @@ def fold(z: Any, bias: Any, out: Sequence[Expr], geometry: Geometry) -> Any:
     def summed(*index: Any) -> Any:
         return te.sum(value(index, axes), axis=axes) if axes else value(index, [i64(0)] * len(rows))
 
-    several = any(row.most > 1 for row in rows)
-    axes = [te.reduce_axis((0, i64(row.most)), f"t{i}") for i, row in enumerate(rows) if several]
+    axes = []
+    if any(row.most > 1 for row in rows):
+        axes = [te.reduce_axis((0, i64(row.most)), f"t{i}") for i, row in enumerate(rows)]
     total = te.compute(list(out), summed, "fold")
     if bias is None:
         return total
