@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from apq_tvm.quantizers.learn.learned import Learned
     from apq_tvm.quantizers.learn.learning_run import Run
 
-EPOCHS = {"abq": 10, "finetune": 2, "train": 8, "distill": 2}
+EPOCHS = {"abq": 10, "finetune": 2, "train": 8, "distill": 2, "qat": 4}
 """Passes over the inputs (per block) unless told otherwise; ABQ-LLM takes 20."""
 
 ABQ_STEPS = 300
@@ -56,13 +56,14 @@ def learn_codes(
         The file to write: what `statistics` holds, and what was learned. An unfinished run leaves
         ``<output>.learning`` beside it, from which the same call goes on with the next block.
     kind : str
-        ``"abq"``, ``"finetune"`` or ``"train"``, block by block, or ``"distill"``, end to end.
+        ``"abq"``, ``"finetune"`` or ``"train"``, block by block, ``"distill"`` or ``"qat"``, end to
+        end.
     scheme : str
     tensor_types : mapping of str to str, optional
         As for `apq_tvm.compile`.
     method : str
-        How the codes are chosen that learning starts from. ``"distill"`` may start from any, also
-        from what `statistics` holds that was learned; block by block from rtn and gptq. With gptq
+        How the codes are chosen that learning starts from: end to end from any, also from what
+        `statistics` holds that was learned; block by block from rtn and gptq. With gptq
         they are chosen anew, block by block, ``"abq"``'s behind the balance of least loss.
     nsamples : int, optional
         As for `calibrate`.
@@ -71,16 +72,16 @@ def learn_codes(
     epochs : int, optional
         Passes over the inputs; `default_epochs` if not said.
     rate : float, optional
-        Learning rate of ``"distill"`` (`apq_tvm.quantizers.learn.distill.RATE`).
+        Learning rate of scales end to end (`apq_tvm.quantizers.learn.distill.RATE`).
     progress : Progress, optional
 
     Returns
     -------
     dict
         ``output``, ``learned`` (layers), ``kind``, ``scheme``, ``epochs``, ``resumed_blocks``,
-        ``learn_seconds``; of ``"train"`` and ``"abq"`` ``kept_apart``: by block, the loss before
-        and after, on data that was not learned from where ``judged_apart``; and of ``"abq"``
-        ``alphas``, what the balance vectors started from.
+        ``learn_seconds``; of ``"train"``, ``"abq"`` and ``"qat"`` ``kept_apart``: by block, or of
+        the ``model``, the loss before and after, on data that was not learned from where
+        ``judged_apart``; and of ``"abq"`` ``alphas``, what the balance vectors started from.
 
     Raises
     ------
@@ -198,15 +199,19 @@ def check_start(kind: str, method: str, rate: float | None) -> None:
     BadInput
         The scales of `method` cannot be kept; `rate` is of another kind of learning.
     """
-    from apq_tvm.quantizers.learn.learning_run import KINDS
+    from apq_tvm.quantizers.learn.learning_run import END_TO_END, KINDS
 
-    if kind in KINDS and kind != "distill" and method not in ("rtn", "gptq"):
+    if kind not in KINDS or kind in END_TO_END:
+        return
+    if method not in ("rtn", "gptq"):
         raise BadInput(
             f"--learn {kind} starts from --method rtn or gptq, not {method}, whose scales it would "
             "lose; use --learn distill"
         )
-    if rate is not None and kind != "distill":
-        raise BadInput(f"--rate is of --learn distill, not {kind}, which has rates of its own")
+    if rate is not None:
+        raise BadInput(
+            f"--rate is of --learn distill and qat, not {kind}, which has rates of its own"
+        )
 
 
 def write_learning(path: Path, about: Mapping[str, Any], run: Run) -> None:

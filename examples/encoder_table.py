@@ -60,20 +60,23 @@ class Encoder:
     output: str
 
 
-def calibration_sentences(tokenizer: Path, text: Path) -> dict[str, Any]:
-    """Sentences of the first half of a text as inputs, spread evenly.
+def calibration_sentences(tokenizer: Path, *texts: Path, count: int = SAMPLES) -> dict[str, Any]:
+    """Sentences of the first halves of texts as inputs, spread evenly.
 
     Returns
     -------
     dict
-        ``input_ids`` and ``attention_mask``, int64 [SAMPLES, TOKENS].
+        ``input_ids`` and ``attention_mask``, int64 [count, TOKENS].
     """
     from tokenizers import Tokenizer
 
-    prose = smollm2_text.read_prose(text)
-    found = re.split(r"(?<=[.!?])\s+", prose[: len(prose) // 2])
+    found: list[str] = []
+    for prose in map(smollm2_text.read_prose, texts):
+        found += re.split(r"(?<=[.!?])\s+", prose[: len(prose) // 2])
     found = [sentence for sentence in found if len(sentence) >= 40]
-    chosen = [found[i * len(found) // SAMPLES] for i in range(SAMPLES)]
+    if len(found) < count:
+        raise ValueError(f"{count} sentences were asked for, the texts have {len(found)}")
+    chosen = [found[i * len(found) // count] for i in range(count)]
     reader = Tokenizer.from_file(str(tokenizer))
     reader.enable_truncation(TOKENS)
     reader.enable_padding(length=TOKENS)

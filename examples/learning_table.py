@@ -56,19 +56,26 @@ class Subject:
     rows: int
 
 
-def encoder(name: str, folder: Path, texts: Sequence[Path]) -> Subject:
-    """MiniLM-L3, or L6 written to the folder."""
+def encoder(name: str, folder: Path, texts: Sequence[Path], samples: int) -> Subject:
+    """MiniLM-L3, or L6 written to the folder; many sentences are of both texts."""
     inputs, data = folder / "sentences.npz", folder / "calibration.npz"
     np.savez(inputs, **sentences.load()[1])
+    few = samples <= encoder_table.SAMPLES
+    if not few:
+        data = folder / f"calibration.{samples}.npz"
     if not data.exists():
         tokenizer = minilm_l6.find() / "tokenizer.json"
-        np.savez(data, **encoder_table.calibration_sentences(tokenizer, texts[0]))
+        given = (texts[0],) if few else texts
+        count = max(samples, encoder_table.SAMPLES)
+        found = encoder_table.calibration_sentences(tokenizer, *given, count=count)
+        np.savez(data, **found)
+    rows = 8 if few else 32
     if name == "L3":
-        return Subject("MiniLM-L3", demo_model.find(), demo.POOLED, data, inputs, 8)
+        return Subject("MiniLM-L3", demo_model.find(), demo.POOLED, data, inputs, rows)
     exported = folder / "minilm_l6.onnx"
     if not exported.exists():
         minilm_l6.write(minilm_l6.find(), exported)
-    return Subject("MiniLM-L6", exported, "embedding", data, inputs, 8)
+    return Subject("MiniLM-L6", exported, "embedding", data, inputs, rows)
 
 
 def first_blocks(folder: Path, texts: Sequence[Path]) -> Subject:
@@ -147,7 +154,7 @@ def main() -> None:
     if options.model == "smollm2":
         model = first_blocks(folder, options.texts)
     else:
-        model = encoder(options.model, folder, options.texts)
+        model = encoder(options.model, folder, options.texts, options.samples)
     for chosen in options.chosen:
         row = measure(model, folder, options.scheme, chosen, options.samples, options.epochs)
         print(row, flush=True)

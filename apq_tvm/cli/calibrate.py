@@ -33,14 +33,15 @@ Weigh = Annotated[bool, typer.Option(help="Weigh rows by how much the result dep
 Learn = Annotated[
     str | None,
     typer.Option(
-        help="Learn codes for --scheme: abq, finetune or train block by block, or distill: "
-        "tune scales of the whole model to the float model's result.",
+        help="Learn codes for --scheme: abq, finetune or train block by block, or of the whole "
+        "model towards the float model's result: distill its scales, qat its codes as well.",
         show_default=False,
     ),
 ]
 LearnedScheme = Annotated[str | None, typer.Option(help="What --learn learns.", show_default=False)]
 Method = Annotated[
-    str, typer.Option(help="What learning starts from: rtn or gptq; distill: any of compile's.")
+    str,
+    typer.Option(help="What learning starts from: rtn or gptq; distill and qat: any of compile's."),
 ]
 Known = Annotated[
     Path | None,
@@ -54,13 +55,13 @@ Epochs = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Passes over the data; by default 2, 8 of train, and of abq 10 or as many as make "
-        "300 steps per block. Fewer are faster and worse.",
+        help="Passes over the data; by default 2, 4 of qat, 8 of train, and of abq 10 or as many "
+        "as make 300 steps per block. Fewer are faster and worse.",
     ),
 ]
 Rate = Annotated[
     float | None,
-    typer.Option(min=1e-6, help="Learning rate of distill; by default 0.001, relative."),
+    typer.Option(min=1e-6, help="Rate of scales of distill and qat; by default 0.001, relative."),
 ]
 Caches = Annotated[
     str,

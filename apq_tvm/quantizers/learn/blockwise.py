@@ -17,8 +17,8 @@ and .383; on MiniLM-L3's first block no epoch of W2*A8 from gptq is taken with i
 other sentences .041), without it .034. With float tables it decides little: from gptq .221 both
 ways, from rtn .361 without it and .351 with it.
 
-A third kind, ``distill``, trains all layers at once afterwards
-(`apq_tvm.quantizers.learn.distill`).
+Two kinds train all layers at once: ``distill``, for afterwards, what codes refer to
+(`apq_tvm.quantizers.learn.distill`), ``qat`` the codes too (`apq_tvm.quantizers.learn.qat`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,16 @@ from apq_tvm.quantizers.learn.code_training import train_codes
 from apq_tvm.quantizers.learn.distill import distill, tuned_widths
 from apq_tvm.quantizers.learn.learned import Learned
 from apq_tvm.quantizers.learn.learning_run import KINDS, Fed, Run, Streams, tables_of
+from apq_tvm.quantizers.learn.qat import train_whole
 from apq_tvm.quantizers.learn.result_loss import mask_of
 from apq_tvm.quantizers.learn.row_weights import row_weights
 from apq_tvm.quantizers.torch.graph import TorchGraph, Values, as_tensor
 from apq_tvm.quantizers.torch.ops import F, Tensor, torch
 from apq_tvm.quantizers.torch.round import fake_activations
 from apq_tvm.types import Node, QuantizedModel
+
+WHOLE_MODELS = {"distill": distill, "qat": train_whole}
+"""Kinds that train all layers at once."""
 
 
 def learn(
@@ -81,8 +85,8 @@ def learn(
     """
     if run.kind not in KINDS:
         raise BadInput(f"--learn {run.kind!r}: one of {', '.join(KINDS)} is possible")
-    if run.kind == "distill":
-        return distill(run, checkpoint, progress)
+    if run.kind in WHOLE_MODELS:
+        return WHOLE_MODELS[run.kind](run, checkpoint, progress)
     graph = TorchGraph(run.model)
     blocks = find_blocks(run.model)
     if not any(name in run.quantized.layers for block in blocks for name in block.layers):

@@ -17,25 +17,21 @@ disturb more than rounded weights do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from apq_tvm.errors import BadInput
-from apq_tvm.formats.families import dequantize
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.quantizers.inputs.folds import NORMS, find_folds
 from apq_tvm.quantizers.learn.learned import Learned
 from apq_tvm.quantizers.learn.learning_run import Run
 from apq_tvm.quantizers.learn.losses import kl_loss, length_loss
 from apq_tvm.quantizers.learn.result_loss import is_language_model, language_model, mask_of
-from apq_tvm.quantizers.torch.decode import Decoder
-from apq_tvm.quantizers.torch.graph import TorchGraph, Values, as_tensor, half_products
-from apq_tvm.quantizers.torch.ops import F, Tensor, torch
-from apq_tvm.quantizers.torch.round import fake_activations
-from apq_tvm.types import Array, ImportedModel, Node, Scheme
+from apq_tvm.quantizers.learn.student import Student, student_of
+from apq_tvm.quantizers.torch.graph import TorchGraph, Values, half_products
+from apq_tvm.quantizers.torch.ops import Tensor, torch
+from apq_tvm.types import Array, ImportedModel, Scheme
 
 RATE = 1e-3
 """Learning rate at the start, relative to the mean size of an array; it falls to `LAST` of it. At
@@ -48,44 +44,6 @@ WARM_UP = 4
 
 WIDEST = 6
 """Widest any-precision tables that are trained, if there are narrower ones."""
-
-
-@dataclass
-class _Student:
-    """The quantized model while it is trained."""
-
-    graph: TorchGraph
-    decoders: dict[str, Decoder]
-    schemes: dict[str, Scheme]
-    tables: Values
-    steps: dict[str, Tensor]  # of float weights, by name, in `units`
-    units: Values
-
-    def parameters(self) -> list[Tensor]:
-        decoded = (p for decoder in self.decoders.values() for p in decoder.parameters())
-        return [*decoded, *self.steps.values()]
-
-    def weights(self) -> Values:
-        """Float weights as trained, by name."""
-        weights = self.graph.weights
-        return {name: weights[name] + self.units[name] * s for name, s in self.steps.items()}
-
-    def run(self, call: Mapping[str, Array], keep: Sequence[str], bits: int) -> Values:
-        """The model's outputs at a width."""
-        rounded: list[Any] = [None, None, None]
-
-        def product(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-            decoder = self.decoders.get(node.name)
-            if decoder is None:
-                return F.linear(x, w, bias)
-            scheme = self.schemes[node.name]
-            if rounded[0] is not x or rounded[1] != scheme:  # layers side by side share one x
-                rounded[:] = x, scheme, fake_activations(x, scheme)
-            return F.linear(rounded[2], decoder.weight(bits), bias)
-
-        values, symbols = self.graph.begin(call)
-        weights = {**self.tables, **self.weights()}
-        return self.graph.run_nodes(self.graph.model.nodes, values, symbols, keep, product, weights)
 
 
 def distill(
@@ -115,11 +73,11 @@ def distill(
     UnsupportedModel
         If the model does not run in torch.
     """
-    student = _student(run)
+    student = student_of(run)
     if not student.decoders:
         raise BadInput(f"{run.model.name} has no quantized layer: nothing to learn")
     teacher = TorchGraph(run.model)
-    outputs = _outputs(run.model)
+    outputs = outputs_of(run.model)
     widths = tuned_widths(student.schemes.values())
     parameters = student.parameters()
     optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0, betas=(0.9, 0.95))
@@ -137,12 +95,12 @@ def distill(
                     with torch.no_grad():
                         target = teacher.run(call, outputs)
                     got = student.run(call, outputs, widths[step % len(widths)])
-                loss = _loss(run.model, call, got, target)
+                loss = result_loss(run.model, call, got, target)
                 optimizer.zero_grad()
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(parameters, 1.0)
                 optimizer.step()
-            run.learned, run.done = _finish(run, student), epoch + 1
+            run.learned, run.done = finish(run, student), epoch + 1
             if checkpoint is not None:
                 checkpoint(run)
     return run.learned
@@ -161,71 +119,17 @@ def tuned_widths(schemes: Iterable[Scheme]) -> list[int]:
     return [b for b in widths if b <= max(WIDEST, widths[0])] or [0]
 
 
-def _student(run: Run) -> _Student:
-    """The model where tuning starts: as it was quantized, or as an interrupted run left it."""
-    model = run.quantized.model
-    if run.learned.weights:
-        model = run.learned.apply(run.model)
-    decoders: dict[str, Decoder] = {}
-    schemes, tables = {}, {}
-    for node in model.nodes:
-        key = run.quantized.layers.get(node.name)
-        if key is None:
-            continue
-        tensor = run.learned.tensors.get(node.name, run.quantized.tensors[key])
-        if node.op == "apq.Embedding":
-            tables[node.inputs[0]] = as_tensor(dequantize(tensor))
-        else:
-            decoders[node.name] = Decoder(tensor, node.name)
-            schemes[node.name] = tensor.scheme
-    alone = not any(scheme.min_bits for scheme in schemes.values())
-    units = _units(model, decoders) if alone else {}
-    steps = {name: torch.zeros(model.weights[name].shape, requires_grad=True) for name in units}
-    student = _Student(TorchGraph(model), decoders, schemes, {}, steps, units)
-    student.tables = _only_embeddings(student.graph, model, tables)
-    return student
-
-
-def _only_embeddings(graph: TorchGraph, model: ImportedModel, tables: Values) -> Values:
-    """Quantized tables under names that only embeddings read: a float head may share the table."""
-    nodes, renamed = [], {}
-    for node in model.nodes:
-        if node.op == "apq.Embedding" and node.inputs[0] in tables:
-            name = f"{node.inputs[0]}:quantized"
-            renamed[name] = tables[node.inputs[0]]
-            node = replace(node, inputs=(name, *node.inputs[1:]))
-        nodes.append(node)
-    graph.model = replace(model, nodes=tuple(nodes))
-    return renamed
-
-
-def _units(model: ImportedModel, layers: Mapping[str, object]) -> Values:
-    """Float weights that are trained, by name, and what a step of 1 adds to them: gains (and
-    offsets) of norms that only quantized layers read, and those layers' biases."""
-    nodes = {node.name: node for node in model.nodes}
-    found = [
-        nodes[fold.source].inputs[index]
-        for fold in find_folds(model)[0]
-        if nodes[fold.source].op in NORMS and all(name in layers for name in fold.readers)
-        for index in fold.divided
-    ]
-    units = {name: as_tensor(np.abs(model.weights[name])) for name in found}
-    biases = [node.inputs[2] for node in model.nodes if node.name in layers and _biased(node)]
-    return units | {name: as_tensor(np.abs(model.weights[name])).mean() for name in biases}
-
-
-def _biased(node: Node) -> bool:
-    return len(node.inputs) > 2 and bool(node.inputs[2])
-
-
-def _outputs(model: ImportedModel) -> list[str]:
+def outputs_of(model: ImportedModel) -> list[str]:
     """Values that are compared."""
     if is_language_model(model):
         return [language_model(model)[1]]
     return [spec.name for spec in model.outputs if spec.dtype.startswith("float")]
 
 
-def _loss(model: ImportedModel, call: Mapping[str, Array], got: Values, target: Values) -> Tensor:
+def result_loss(
+    model: ImportedModel, call: Mapping[str, Array], got: Values, target: Values
+) -> Tensor:
+    """How far a result is from the float model's: divergence of logits, error of others."""
     mask = mask_of(model, call)
     total = torch.zeros(())
     for name, value in got.items():
@@ -237,9 +141,9 @@ def _loss(model: ImportedModel, call: Mapping[str, Array], got: Values, target: 
     return total
 
 
-def _finish(run: Run, student: _Student) -> Learned:
+def finish(run: Run, student: Student) -> Learned:
     """What has been learned so far."""
-    tensors = {name: decoder.finish() for name, decoder in student.decoders.items()}
+    tensors = student.finish()
     with torch.no_grad():
         trained = {name: value.numpy().copy() for name, value in student.weights().items()}
     weights = changed_weights(run.model, student.graph.model, trained, tensors)

@@ -14,7 +14,10 @@ from apq_tvm.types import Array, Calibration, ImportedModel, QuantizedModel, Qua
 APART = 8
 """One call of so many is not learned from, where there are as many."""
 
-KINDS = ("abq", "finetune", "train", "distill")
+KINDS = ("abq", "finetune", "train", "distill", "qat")
+
+END_TO_END = ("distill", "qat")
+"""Of them those that train all layers at once."""
 
 
 @dataclass
@@ -39,12 +42,12 @@ class Run:
     done : int
         How many.
     rate : float or None
-        Learning rate of ``distill``, if not its own.
+        Learning rate of ``distill`` and ``qat``, if not their own.
     feeds_back : bool
-        Codes of every block are chosen anew first (`block_feedback`), not by ``distill``.
+        Codes of every block are chosen anew first (`block_feedback`), not by those of `END_TO_END`.
     losses : dict of str to (float, float)
-        Of ``train`` and ``abq``, by block: on calls that were not learned from (`judged_apart`),
-        before and after.
+        Of ``train`` and ``abq``, by block, and of ``qat``: on calls that were not learned from
+        (`judged_apart`), before and after.
     alphas : dict of str to float
         Of ``abq``, by block: the exponent that its balance vectors started from.
     """

@@ -170,27 +170,22 @@ def test_rows_are_complete_and_right(bundle: Path, run: Run) -> None:
         assert row["rival_us"] is None and row["ratio"] is None and row["static_us"] is None, row
 
 
-@pytest.mark.parametrize(
-    "target, scheme",
-    [
-        ("rtx-2080", "W3zA8g64"),
-        ("rtx-2080", "W1A4"),
-        ("rtx-3090", "W4A8tg64"),
-        ("rtx-3090", "W4A1g32"),
-        ("rtx-3090", "anyprec3-8@3"),
-        ("rtx-3090", "W2*A8"),
-        ("rtx-3090", "cb2"),
-        ("rtx-3090", "float"),
-    ],
-)
-def test_layers_of_any_format(target: str, scheme: str, run: Run, tmp_path: Path) -> None:
+FORMATS = {
+    "rtx-2080": ("W3zA8g64", "W1A4"),
+    "rtx-3090": ("W4A8tg64", "W4A1g32", "anyprec3-8@3", "W2*A8", "cb2", "float"),
+}
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_layers_of_any_format(target: str, run: Run, tmp_path: Path) -> None:
     """Rows and columns that are not whole blocks; weights as every family has them."""
-    folder = tmp_path / "bundle"
-    prepare([case(70, 336, 3, scheme)], folder, target=target, images=Simulator())
-    sm = find_profile(target).gpu.sm
-    done = run(folder, env={"CUSIM_SM": str(sm)})
-    (row,) = results(folder)["rows"]
-    assert done.returncode == 0 and row["error"] < row["bound"], (done.stderr, row)
+    folder, schemes = tmp_path / "bundle", FORMATS[target]
+    cases = [case(70, 336, 3, scheme) for scheme in schemes]
+    prepare(cases, folder, target=target, images=Simulator())
+    done = run(folder, env={"CUSIM_SM": str(find_profile(target).gpu.sm)})
+    rows = results(folder)["rows"]
+    assert done.returncode == 0 and [row["scheme"] for row in rows] == [*schemes], done.stderr
+    assert all(row["error"] < row["bound"] for row in rows), rows
 
 
 def with_torch(folder: Path, fails: str = "pass") -> None:

@@ -32,7 +32,9 @@ SCHEMES = {
 }
 
 
-@pytest.fixture(scope="module", params=SCHEMES)
+@pytest.fixture(
+    scope="module", params=["rtx-3090", pytest.param("rtx-2080", marks=pytest.mark.all_cases)]
+)
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, schemes = tmp_path_factory.mktemp("schemes"), SCHEMES[request.param]
     rng = np.random.default_rng(1)

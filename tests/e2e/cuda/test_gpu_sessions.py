@@ -203,6 +203,7 @@ def with_hint(path: Path) -> Path:
     return path.with_name("hint.onnx")
 
 
+@pytest.mark.all_cases
 def test_what_is_given_once(folder: Path, gpu: None, llama: tuple[Any, Any]) -> None:
     modules = built(with_hint(folder / "llama.onnx"), folder, "hint", "float")
     hint = np.random.default_rng(5).standard_normal((1, 1, CONFIG.width)).astype(np.float32)
@@ -217,9 +218,8 @@ def test_what_is_given_once(folder: Path, gpu: None, llama: tuple[Any, Any]) -> 
     assert np.abs(plain - found[0][0]).max() > 0.01
 
 
-@pytest.mark.parametrize(
-    "heads, columns", [pytest.param(3, 36, marks=pytest.mark.all_cases), (1, 128)]
-)
+@pytest.mark.all_cases
+@pytest.mark.parametrize("heads, columns", [(3, 36), (1, 128)])
 def test_columns_of_many_kinds(folder: Path, gpu: None, heads: int, columns: int) -> None:
     """Heads of more columns than a warp has threads share keys, in caches of half the bytes."""
     path = small_llama(folder / "wide.onnx", replace(CONFIG, width=heads * columns, heads=heads))

@@ -99,7 +99,10 @@ def all_right(tasks: list[Any], folder: Path, most: int, threads: int = 2) -> No
         assert not wrong, task.key
 
 
-@pytest.mark.parametrize("scheme", ["W8A8", "W4A8g32", "float"])
+@pytest.mark.parametrize(
+    "scheme",
+    ["W8A8", *(pytest.param(s, marks=pytest.mark.all_cases) for s in ("W4A8g32", "float"))],
+)
 def test_candidates_of_a_net_are_right(
     scheme: str, images: Path, tmp_path: Path, request: Any
 ) -> None:
@@ -158,7 +161,7 @@ def other_record(task: Any) -> Record:
     return Record("function", name, answers, fingerprint(default), interval=(1.1, 1.2), ratio=1.15)
 
 
-@pytest.mark.parametrize("kind", ["images", "sentences"])
+@pytest.mark.parametrize("kind", ["images", pytest.param("sentences", marks=pytest.mark.all_cases)])
 def test_records_are_used_and_change_no_result(kind: str, tmp_path: Path, request: Any) -> None:
     model = request.getfixturevalue(kind)
     tasks = [t for t in tasks_of(model, "W4A8g32", n=1) if len(t.space().points) > 1]

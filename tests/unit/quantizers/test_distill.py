@@ -75,8 +75,8 @@ def distilled(
     [
         ("W3A8g16", "gptq", 0.98),
         pytest.param("nl4", "rtn", 0.98, marks=pytest.mark.all_cases),
-        # A scale for each row is all that is learned: found 0.991.
-        pytest.param("W4A8", "smoothquant+gptq", 0.995, marks=pytest.mark.all_cases),
+        # A scale for each row is all that is learned: found 0.995.
+        pytest.param("W4A8", "smoothquant+gptq", 0.998, marks=pytest.mark.all_cases),
         pytest.param("mixed24", "gptq", 0.98, marks=pytest.mark.all_cases),
     ],
 )
