@@ -34,19 +34,24 @@ def gemm(graph: Graph, node: Node) -> None:
         )
 
 
-def grid_sample(graph: Graph, node: Node) -> None:
-    """GridSample of integers, or of another type than its grid.
+def grid_sample(graph: Graph, node: Node) -> list[Node] | None:
+    """GridSample of another type than its grid: both as the image, of 16 bits both as float32.
 
     Raises
     ------
     UnsupportedModel
-        Always: TVM computes another type than ONNX says.
+        The image is not of floats: TVM computes another type than ONNX says.
     """
-    x, grid = (graph.dtype(value) for value in node.inputs[:2])
-    if _of_integers(graph, node) or x == "bool" or x != grid:
-        raise Steps(graph, node).refuse(
-            f"of {x} by a grid of {grid} it cannot be compiled; cast both to one type of floats"
-        )
+    steps, (x, grid) = Steps(graph, node), node.inputs[:2]
+    kinds = graph.dtype(x), graph.dtype(grid)
+    if _of_integers(graph, node) or kinds[0] == "bool":
+        raise steps.refuse(f"of {kinds[0]} it cannot be compiled; cast the image to floats")
+    if kinds[0] == kinds[1]:
+        return None
+    kind = "float64" if kinds[0] == "float64" else "float32"
+    given = [steps("Cast", value, to=type_number(kind)) for value in (x, grid)]
+    found = steps("GridSample", *given, **node.attrs)
+    return steps.done(steps("Cast", found, to=type_number(str(kinds[0]))))
 
 
 def _axes(steps: Steps) -> tuple[int, ...] | None:
