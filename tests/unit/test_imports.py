@@ -114,6 +114,12 @@ def sources() -> list[tuple[str, Path]]:
     return found
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """A file, which several tests read, parsed."""
+    return ast.parse(path.read_text())
+
+
 def home(module: str) -> str:
     """The entry of RANKS a module belongs to."""
     parts = module.split(".")
@@ -147,7 +153,7 @@ def arrows() -> tuple[tuple[str, str], ...]:
     return tuple(
         (name, imported)
         for name, path in sources()
-        for imported in runtime_imports(ast.parse(path.read_text()), name)
+        for imported in runtime_imports(tree_of(path), name)
         if imported.startswith("apq_tvm.")
     )
 
@@ -296,7 +302,7 @@ def public_definitions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
 def test_public_definitions_have_docstrings() -> None:
     wrong = []
     for name, path in sources():
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         if tree.body and not ast.get_docstring(tree):
             wrong.append(name)
         for label, node in public_definitions(tree):
@@ -311,7 +317,7 @@ def test_no_function_is_longer_than_a_page() -> None:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     wrong = []
     for name, path in sources():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, functions) and (node.end_lineno or 0) - node.lineno >= 80:
                 wrong.append(f"{name}.{node.name}")
     assert not wrong, "longer than 80 lines: " + ", ".join(wrong)

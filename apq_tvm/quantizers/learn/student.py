@@ -32,6 +32,7 @@ class Student:
     units: Values
 
     def parameters(self) -> list[Tensor]:
+        """What is trained besides codes."""
         decoded = (p for decoder in self.decoders.values() for p in decoder.parameters())
         return [*decoded, *self.steps.values()]
 
