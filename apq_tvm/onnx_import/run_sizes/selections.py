@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.run_sizes.shape_inputs import sized
+from apq_tvm.onnx_import.symbolic.carry import uniform
 from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr, minimum, product
 from apq_tvm.onnx_import.symbolic.values import contents, elements
 from apq_tvm.types import Node
@@ -48,9 +49,24 @@ def non_zero(graph: Graph, node: Node) -> list[Node]:
         Of a scalar.
     """
     steps, x = Steps(graph, node), node.inputs[0]
-    if not steps.shape(x):
+    shape, value = steps.shape(x), uniform(graph, x)
+    if not shape:
         raise steps.refuse("its input is a scalar; reshape it to [1]")
-    return steps.done(_places(steps, x)[0])
+    if value is None:
+        return steps.done(_places(steps, x)[0])
+    if not value:
+        return steps.done(steps.constant(np.zeros((len(shape), 0), np.int64)))
+    return steps.done(_every_place(steps, shape))
+
+
+def _every_place(steps: Steps, shape: Sequence[Dim]) -> str:
+    """Indices [rank, count] of all elements: torch writes slices that are assigned to so."""
+    rows = []
+    for axis, dim in enumerate(shape):
+        ones = (dim if i == axis else 1 for i in range(len(shape)))
+        along = steps.expand(steps.reshape(steps.range(dim), *ones), *shape)
+        rows.append(steps.reshape(along, 1, product(shape)))
+    return rows[0] if len(rows) == 1 else steps("Concat", *rows, axis=0)
 
 
 def compress(graph: Graph, node: Node) -> list[Node]:

@@ -14,7 +14,8 @@ import numpy as np
 
 from apq_tvm.onnx_import.graph import SIZES, Graph
 from apq_tvm.onnx_import.operators.steps import Steps
-from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr, parse
+from apq_tvm.onnx_import.symbolic import ratios
+from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr, maximum, parse
 from apq_tvm.onnx_import.symbolic.values import LARGEST, contents, elements
 from apq_tvm.types import Node
 
@@ -237,6 +238,17 @@ def pad(graph: Graph, node: Node) -> list[Node] | None:
     return [*steps.nodes, Node("apq.Pad", node.name, inputs, node.outputs, attrs)]
 
 
+def _range_size(graph: Graph, node: Node) -> Dim | None:
+    """How many numbers a Range of floats has, where sizes say it (``arange(0.5, height)``)."""
+    known = [contents(graph, value) for value in node.inputs]
+    if any(k is None or k.size != 1 or k.ravel()[0] is None for k in known):
+        return None
+    start, limit, delta = (k.ravel()[0] for k in known if k is not None)
+    far = ratios.sub(limit, start)
+    steps = None if far is None else ratios.div(far, delta)
+    return None if steps is None else maximum(ratios.ceil(steps), 0)
+
+
 def range_(graph: Graph, node: Node) -> list[Node] | None:
     """Range: how many numbers there are, then the numbers."""
     known = [entries(graph, v) for v in node.inputs]
@@ -244,8 +256,10 @@ def range_(graph: Graph, node: Node) -> list[Node] | None:
         return None
     steps = Steps(graph, node)
     start, _, delta = node.inputs
-    count = numbers(steps, "range", 1, *node.inputs)
-    (size,) = elements(graph.values[sized(steps, count, [None])]) or [0]
+    size = _range_size(graph, node)
+    if size is None:
+        count = numbers(steps, "range", 1, *node.inputs)
+        (size,) = elements(graph.values[sized(steps, count, [None])]) or [0]
     dtype, counted = str(graph.dtype(start)), steps.range(size)
     if dtype != "int64":
         from onnx import helper

@@ -523,3 +523,38 @@ def test_columns_of_any_batch_become_images(tmp_path: Path) -> None:
     weights = {"image": np.array([6, 8]), "block": np.array([2, 2])}
     path = save(build(nodes, {"x": ("float32", ["b", 12, 12])}, "y sizes", weights, 18), tmp_path)
     assert import_onnx(path).outputs[0].shape == ("b", 3, 6, 8)
+
+
+def test_fractions_counted_up_to_a_size_are_no_sizes_of_a_run(tmp_path: Path) -> None:
+    """``arange(0.5, height)``, as rotary embeddings of images have it, and backwards."""
+    nodes = [
+        *dim(17, 1),
+        ("Cast", "g1", "limit", {"to": 1}),
+        ("Range", "half limit one", "y"),
+        ("Range", "limit half back", "z"),
+        ("Range", "limit one half", "none"),
+        ("Sub", "limit limit", "zero"),
+        ("Range", "zero limit third", "thirds"),
+    ]
+    numbers = {"half": 0.5, "one": 1.0, "back": -0.75, "third": 1 / 3}
+    weights = {**ZERO_ONE, **{name: np.array(v, np.float32) for name, v in numbers.items()}}
+    graph = build(nodes, X, "y z none thirds", used(nodes, weights))
+    model = check(save(graph, tmp_path), *SIZES)
+    assert not ops(model).keys() & {"apq.Numbers", "apq.Sizes"}
+
+
+def test_places_of_what_is_one_everywhere_are_no_sizes_of_a_run(tmp_path: Path) -> None:
+    """torch writes slices that are assigned to as ``nonzero(ones(n))``."""
+    nodes = [
+        ("Shape", "x", "shape"),
+        ("ConstantOfShape", "shape", "ones", {"value": np.array([1], INT)}),
+        ("NonZero", "ones", "y"),
+        *dim(17, 1),
+        ("ConstantOfShape", "d1", "some", {"value": np.array([2.0], np.float32)}),
+        ("NonZero", "some", "z"),
+        ("ConstantOfShape", "shape", "zeros"),
+        ("NonZero", "zeros", "none"),
+    ]
+    graph = build(nodes, X, "y z none", used(nodes, ZERO_ONE))
+    model = check(save(graph, tmp_path), *SIZES)
+    assert not ops(model).keys() & {"apq.NonZero", "apq.Numbers", "apq.Sizes"}
