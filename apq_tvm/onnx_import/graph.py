@@ -14,6 +14,7 @@ import numpy as np
 from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.integers.codes import Codes
 from apq_tvm.onnx_import.symbolic.dims import (
+    Call,
     Dim,
     evaluate,
     is_run,
@@ -80,6 +81,10 @@ class Graph:
         Inputs that hold a cache, and the axis along which it grows.
     run_sizes : dict of (str, int) to str
         Entries of values that become dimensions, and the symbols that stand for them.
+    floors : frozenset of Call
+        Quotients that are not negative, since windows have them as sizes (`symbolic.floors`).
+    undecided : set of Call
+        Those of which it would have to be known.
     equal : dict of str to str
         Symbols that were found to be another dimension.
     written_out : int
@@ -120,6 +125,8 @@ class Graph:
     notes: dict[str, str] = field(default_factory=dict)
     caches: dict[str, int] = field(default_factory=dict)
     run_sizes: dict[tuple[str, int], str] = field(default_factory=dict)
+    floors: frozenset[Call] = frozenset()
+    undecided: set[Call] = field(default_factory=set)
     equal: Mapping[str, str] = field(default_factory=dict)
     written_out: int = 0
     inside: list[str] = field(default_factory=list)

@@ -41,8 +41,9 @@ from apq_tvm.onnx_import.passes.norm import fuse_layer_norm
 from apq_tvm.onnx_import.passes.stacked import split_stacks
 from apq_tvm.onnx_import.passes.widen import widen
 from apq_tvm.onnx_import.read import read_graph
+from apq_tvm.onnx_import.symbolic import floors
 from apq_tvm.onnx_import.symbolic.assume import assume_equal
-from apq_tvm.onnx_import.symbolic.dims import as_attr, may_be_zero, needs_one, parse, symbols
+from apq_tvm.onnx_import.symbolic.dims import Call, as_attr, may_be_zero, needs_one, parse, symbols
 from apq_tvm.onnx_import.symbolic.positions import decide_comparisons
 from apq_tvm.onnx_import.symbolic.shapes import check_shape_inputs, materialize
 from apq_tvm.onnx_import.symbolic.windows import rewrite_windows
@@ -64,13 +65,18 @@ def import_model(path: Path, dims: DimSizes) -> ImportedModel:
     asked = frozenset(name for name, (low, _) in bounds.items() if low == 0)
     lengths: dict[str, str] = {}
     inside: dict[Inner, str] = {}
+    sizes: frozenset[Call] = frozenset()
     while True:
         graph = _with_dims(raw, equal)
         graph.lengths, graph.caches, graph.equal_inside = dict(lengths), caches, inside
+        graph.floors = sizes
         zeros, needed = cache_lengths(graph) | _kept(asked, equal), set[str]()
         with may_be_zero(zeros), needs_one(needed):
             fold(graph)
-        if proved := graph.settled or graph.same:
+        if more := floors.found(graph):
+            sizes |= more
+            raw.run_sizes = {}
+        elif proved := graph.settled or graph.same:
             # Dimensions proved to be one: start over with one of each two replaced everywhere.
             equal, inside = _joined(equal, proved), {}
         elif found := next_inside(graph):

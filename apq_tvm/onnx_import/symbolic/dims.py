@@ -411,6 +411,11 @@ def symbols(dim: Dim) -> frozenset[str]:
     return frozenset(found)
 
 
+def calls(dim: Dim) -> frozenset[Call]:
+    """What of a dimension is no polynomial, but for what is inside of such."""
+    return frozenset(a for atoms, _ in _terms(dim) for a in atoms if isinstance(a, Call))
+
+
 def as_attr(dim: Dim) -> int | str:
     """A dimension as node attribute: an int, or text for `evaluate`."""
     return str(dim) if isinstance(dim, Expr) else int(dim)

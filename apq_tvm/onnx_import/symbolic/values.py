@@ -7,13 +7,14 @@ Contents are numpy object arrays whose entries are dimensions (`dims`), in float
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from apq_tvm.onnx_import.graph import FLOATS, Graph
-from apq_tvm.onnx_import.symbolic import ratios
+from apq_tvm.onnx_import.symbolic import floors, ratios
 from apq_tvm.onnx_import.symbolic.dims import (
     Dim,
     Expr,
@@ -72,6 +73,8 @@ def evaluate(graph: Graph, node: Node) -> list[Array] | None:
     first = node.inputs[0] if node.inputs else ""
     floats = graph.dtype(first) in FLOATS if first else False
     rule = (FLOAT_RULES.get(node.op) if floats else None) or RULES.get(node.op)
+    if node.op == "Div" and not floats:  # the one that must know the graph
+        rule = _elementwise(partial(_div, graph))
     if rule is None or not all(v in graph.weights or v in graph.values for v in node.inputs if v):
         return None
     arguments = [contents(graph, v) if v else None for v in node.inputs]
@@ -138,13 +141,15 @@ def _elementwise(fn: Callable[..., Any]) -> Callable[..., Array]:
     return rule
 
 
-def _div(a: Dim, b: Dim) -> Dim | None:
+def _div(graph: Graph, a: Dim, b: Dim) -> Dim | None:
     """Integer Div truncates; that is the floor where neither side is negative."""
     if b == 0:
         return None
     if isinstance(a, int) and isinstance(b, int):
         return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-    return floordiv(a, b) if not_negative(a) and positive(b) else None
+    if not_negative(a) and positive(b):
+        return floordiv(a, b)
+    return None if negative(a) else floors.decided(graph, a, b)
 
 
 def _mod(a: Dim, b: Dim) -> Dim | None:
@@ -341,7 +346,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "Add": _elementwise(lambda a, b: a + b),
     "Sub": _elementwise(lambda a, b: a - b),
     "Mul": _elementwise(lambda a, b: a * b),
-    "Div": _elementwise(_div),
     "Mod": _elementwise(_mod),
     "Neg": _elementwise(lambda a: -a),
     "Min": _elementwise(lambda a, b: minimum(a, b)),

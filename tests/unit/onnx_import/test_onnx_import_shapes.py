@@ -558,3 +558,47 @@ def test_places_of_what_is_one_everywhere_are_no_sizes_of_a_run(tmp_path: Path) 
     graph = build(nodes, X, "y z none", used(nodes, ZERO_ONE))
     model = check(save(graph, tmp_path), *SIZES)
     assert not ops(model).keys() & {"apq.NonZero", "apq.Numbers", "apq.Sizes"}
+
+
+def lengths(name: str) -> list[tuple]:
+    """``(length - 3) / 2 + 1`` of x, and a Reshape of `name` by it."""
+    return [
+        *dim(17, 1),
+        ("Sub", "d1 three", "less"),
+        ("Div", "less two", "half"),
+        ("Add", "half one", "count"),
+        *dim(17, 0),
+        ("Concat", "d0 count heads rest", "target", {"axis": 0}),
+        ("Reshape", f"{name} target", "y"),
+    ]
+
+
+def test_a_division_that_windows_have_as_their_size_is_one(tmp_path: Path) -> None:
+    """Rounded towards 0 it would be another size for lengths below 3, which have no window."""
+    nodes = [
+        *lengths("rows"),
+        ("Transpose", "x", "xt", {"perm": [0, 2, 1]}),
+        ("Conv", "xt w", "c", {"strides": [2]}),
+        ("Transpose", "c", "rows", {"perm": [0, 2, 1]}),
+    ]
+    numbers = {"three": [3], "two": [2], "one": [1], "heads": [2], "rest": [4]}
+    weights = {**ZERO_ONE, **{name: np.array(v, INT) for name, v in numbers.items()}}
+    weights["w"] = rand(8, 12, 3)
+    order = [nodes[-3], nodes[-2], nodes[-1], *nodes[:-3]]
+    path = save(build(order, X, "y", used(order, weights)), tmp_path)
+    model = check(path, {"b": 1, "s": 3}, {"b": 2, "s": 6}, {"b": 3, "s": 9})
+    assert not ops(model).keys() & {"apq.Numbers", "apq.Sizes"}
+    early = [*nodes[:9], nodes[-3], nodes[-2], nodes[-1], *nodes[9:-3]]
+    path = save(build(early, X, "y", used(early, weights)), tmp_path)
+    assert not ops(check(path, {"b": 2, "s": 7})).keys() & {"apq.Numbers", "apq.Sizes"}
+
+
+def test_a_division_without_such_windows_is_rounded_towards_0(tmp_path: Path) -> None:
+    nodes = [*lengths("x")[:-1], ("Expand", "x1 target", "y"), ("ReduceMean", "x", "x1")]
+    numbers = {"three": [9], "two": [2], "one": [4], "heads": [2], "rest": [4]}
+    weights = {**ZERO_ONE, **{name: np.array(v, INT) for name, v in numbers.items()}}
+    order = [nodes[-1], *nodes[:-1]]
+    model = import_onnx(save(build(order, X, "y", used(order, weights)), tmp_path))
+    assert ops(model).keys() & {
+        "apq.Sizes"
+    }  # by run: (1 - 9) / 2 + 4 is 0, and so is (2 - 9) / 2 + 3
