@@ -82,16 +82,26 @@ def _reshape(graph: Graph, node: Node) -> Node | str | None:
 def _batched_transpose(graph: Graph, node: Node) -> Node | None:
     """Leading axes merged, the last two swapped, and split again: one transpose.
 
-    torch.export writes the keys of scaled_dot_product_attention like this.
+    torch.export writes the keys of scaled_dot_product_attention like this. Heads that share keys
+    are split otherwise than they were before; then what was merged becomes that.
     """
     swap = graph.made_by(node.inputs[0], "Transpose")
     merge = graph.made_by(swap.inputs[0], *RESHAPES) if swap is not None else None
     if swap is None or merge is None or _perm(graph, swap) != (0, 2, 1):
         return None
-    x, merged, out = (graph.shape(v) for v in (merge.inputs[0], *merge.outputs, *node.outputs))
-    if x is None or merged is None or len(x) < 3:
+    source = merge.inputs[0]
+    x, merged, out = (graph.known_shape(v) for v in (source, *merge.outputs, *node.outputs))
+    if x is None or merged is None or out is None or len(x) < 3 or len(out) < 3:
         return None
-    if not same_shape(x[-2:], merged[-2:]) or not same_shape(out, (*x[:-2], x[-1], x[-2])):
+    if not same_shape(x[-2:], merged[-2:]) or not same_shape(out[-2:], (x[-1], x[-2])):
         return None
-    perm = (*range(len(x) - 2), len(x) - 1, len(x) - 2)
-    return Node("Transpose", node.name, merge.inputs[:1], node.outputs, {"perm": perm})
+    if not same_shape(x[:-2], out[:-2]):
+        if not graph.only_use(merge.outputs[0]) or merge.op == "Unsqueeze":
+            return None
+        source = graph.fresh(f"{source}.heads")
+        split = replace(merge, inputs=merge.inputs[:1], outputs=(source,))
+        split = reshape_to(graph, split, x, (*out[:-2], *x[-2:]))
+        graph.replace(merge, split, replace(merge, inputs=(source, *merge.inputs[1:])))
+        infer(graph, split)
+    perm = (*range(len(out) - 2), len(out) - 1, len(out) - 2)
+    return Node("Transpose", node.name, (source,), node.outputs, {"perm": perm})

@@ -24,7 +24,7 @@ from apq_tvm.onnx_import.symbolic.dims import (
     negative,
     not_negative,
 )
-from apq_tvm.onnx_import.symbolic.unify import same_shape
+from apq_tvm.onnx_import.symbolic.unify import of_caches, same_shape
 from apq_tvm.onnx_import.symbolic.values import contents, elements
 from apq_tvm.types import Node
 
@@ -95,6 +95,8 @@ def _clamped(graph: Graph, node: Node, at: Dim, size: Dim) -> Dim:
     if node.inputs[0] in graph.weights and isinstance(size, int) and limit(graph, at, size):
         return at
     order = compare(at, size)
+    if order is None and of_caches(graph, at, size):
+        return at
     return minimum(at, size) if order is None else (at if order <= 0 else size)
 
 

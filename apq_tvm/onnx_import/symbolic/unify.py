@@ -8,7 +8,7 @@ over with one of them replaced.
 from __future__ import annotations
 
 from apq_tvm.onnx_import.graph import Graph, Shape
-from apq_tvm.onnx_import.symbolic.dims import Dim, Expr, equal, is_run, run_symbols, symbols
+from apq_tvm.onnx_import.symbolic.dims import Dim, Expr, equal, is_run, run_symbols, symbol, symbols
 
 
 def unify(graph: Graph, a: Dim | None, b: Dim | None) -> Dim | None:
@@ -35,6 +35,9 @@ def unify(graph: Graph, a: Dim | None, b: Dim | None) -> Dim | None:
             else:
                 graph.same[str(one)] = str(other)
             return other
+    if (apart := _apart(a, b)) is not None:
+        unify(graph, *apart)
+        return a
     for one, other in ((a, b), (b, a)):
         if is_symbol(one) and _is_sum(other) and not symbols(one) & symbols(other):
             if inside:
@@ -42,6 +45,41 @@ def unify(graph: Graph, a: Dim | None, b: Dim | None) -> Dim | None:
             else:
                 graph.sums.setdefault(str(one), str(other))
     return a if isinstance(a, int) else b
+
+
+def _apart(a: Dim, b: Dim) -> tuple[Dim, Dim] | None:
+    """Two symbols, or one and a number, that are equal where two sums with them are: what is left
+    of ``past_key + sequence`` and ``past_value + sequence``."""
+    if is_symbol(a) or is_symbol(b):
+        return None
+    more: list[Dim] = []
+    less: list[Dim] = []
+    rest = a - b
+    for atoms, coefficient in rest.terms if isinstance(rest, Expr) else ():
+        if not atoms:
+            (more if coefficient > 0 else less).append(abs(coefficient))
+        elif len(atoms) == abs(coefficient) == 1 and isinstance(atoms[0], str):
+            (more if coefficient > 0 else less).append(symbol(atoms[0]))
+        else:
+            return None
+    return (more[0], less[0]) if len(more) == len(less) == 1 else None
+
+
+def of_caches(graph: Graph, a: Dim, b: Dim) -> bool:
+    """Whether two sums differ by the lengths of two caches, which then are one.
+
+    Nothing proves that; a mask that is as long as the first layer's cache is cut to each of them.
+    """
+    lengths = {
+        str(spec.shape[graph.caches[spec.name]])
+        for spec in graph.inputs
+        if spec.name in graph.caches
+    }
+    apart = _apart(a, b)
+    if apart is None or not {str(dim) for dim in apart} <= lengths:
+        return False
+    unify(graph, *apart)
+    return True
 
 
 def is_symbol(dim: Dim) -> bool:
