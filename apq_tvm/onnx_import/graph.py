@@ -166,7 +166,7 @@ class Graph:
         """What a dimension of the signature stands for."""
         text = self.lengths.get(name)
         if text is None:
-            return symbol(name)
+            return self._kept(symbol(name))  # a length may name what was found to be another
         dim: Dim = evaluate(text, {part: self.input_dim(part) for part in symbols(parse(text))})
         return dim
 

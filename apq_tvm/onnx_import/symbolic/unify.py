@@ -8,7 +8,17 @@ over with one of them replaced.
 from __future__ import annotations
 
 from apq_tvm.onnx_import.graph import Graph, Shape
-from apq_tvm.onnx_import.symbolic.dims import Dim, Expr, equal, is_run, run_symbols, symbol, symbols
+from apq_tvm.onnx_import.symbolic.dims import (
+    Call,
+    Dim,
+    Expr,
+    calls,
+    equal,
+    is_run,
+    run_symbols,
+    symbol,
+    symbols,
+)
 
 
 def unify(graph: Graph, a: Dim | None, b: Dim | None) -> Dim | None:
@@ -35,6 +45,10 @@ def unify(graph: Graph, a: Dim | None, b: Dim | None) -> Dim | None:
             else:
                 graph.same[str(one)] = str(other)
             return other
+    for one, other in ((a, b), (b, a)):
+        if is_symbol(one) and not inside and (cut := _cut(other)) is not None:
+            graph.sums.setdefault(cut[0], str(cut[1] + one))
+            return one
     if (apart := _apart(a, b)) is not None:
         unify(graph, *apart)
         return a
@@ -65,20 +79,51 @@ def _apart(a: Dim, b: Dim) -> tuple[Dim, Dim] | None:
     return (more[0], less[0]) if len(more) == len(less) == 1 else None
 
 
-def of_caches(graph: Graph, a: Dim, b: Dim) -> bool:
-    """Whether two sums differ by the lengths of two caches, which then are one.
+def _cut(dim: Dim) -> tuple[str, Dim] | None:
+    """``(x, past)`` of ``max(x - min(past, x), 0)``: what is left of a mask cut behind the past."""
+    call = _lone(dim, "max")
+    if call is None or call.b != 0 or not isinstance(call.a, Expr):
+        return None
+    terms = {coefficient: atoms for atoms, coefficient in call.a.terms}
+    if len(call.a.terms) != 2 or set(terms) != {1, -1} or len(terms[1]) != 1:
+        return None
+    (whole,), inner = terms[1], _lone(-call.a + symbol(str(terms[1][0])), "min")
+    if not isinstance(whole, str) or inner is None:
+        return None
+    pasts = [dim for dim in (inner.a, inner.b) if dim != symbol(whole)]
+    return (whole, pasts[0]) if len(pasts) == 1 and whole not in symbols(pasts[0]) else None
 
-    Nothing proves that; a mask that is as long as the first layer's cache is cut to each of them.
+
+def _lone(dim: Dim, fn: str) -> Call | None:
+    """`dim` as a call of `fn` and nothing else."""
+    found = calls(dim)
+    call = next(iter(found)) if len(found) == 1 else None
+    return call if call is not None and call.fn == fn and str(dim) == str(call) else None
+
+
+def of_caches(graph: Graph, a: Dim, size: Dim) -> bool:
+    """Whether a part `a` of an axis is all of it where caches are what their names say.
+
+    Nothing proves either: that a mask as long as the first layer's cache, which is cut to that of
+    another layer, means caches of one length; and that integers which are cut to what a cache and
+    the new tokens are together are a mask of those.
     """
     lengths = {
         str(spec.shape[graph.caches[spec.name]])
         for spec in graph.inputs
         if spec.name in graph.caches
     }
-    apart = _apart(a, b)
-    if apart is None or not {str(dim) for dim in apart} <= lengths:
+    apart = _apart(a, size)
+    if apart is not None and {str(dim) for dim in apart} <= lengths:
+        unify(graph, *apart)
+        return True
+    whole_numbers = [s for s in graph.inputs if s.dtype.startswith(("bool", "int", "uint"))]
+    masks = {dim for spec in whole_numbers for dim in spec.shape}
+    whole = is_symbol(size) and str(size) in masks - lengths
+    both = bool(symbols(a) & lengths) and bool(symbols(a) - lengths)
+    if graph.inside or not (whole and both and _is_sum(a)):
         return False
-    unify(graph, *apart)
+    graph.sums.setdefault(str(size), str(a))
     return True
 
 
