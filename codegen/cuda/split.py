@@ -36,6 +36,10 @@ _EXTENTS = (
 """Launch parameters, in the order of ``APQ_LAUNCHES``."""
 
 
+MOST_PARAMS = 512
+"""Of a kernel: 4096 bytes (CUDA C++ Programming Guide, "Technical Specifications per Compute
+Capability"), as in ``launch.c``."""
+
 SIZE = "size"
 """Begins the names of sizes."""
 
@@ -210,6 +214,11 @@ def _kernels(device: Any) -> list[DeviceKernel]:
         attrs = func.attrs
         name = str(attrs["global_symbol"]) if "global_symbol" in attrs else gv.name_hint
         params = "".join(_LETTERS.get(str(p.ty), "p") for p in func.params)
+        if len(params) > MOST_PARAMS:
+            raise BuildError(
+                f"kernel {name} would read {len(params)} tensors and sizes, and a GPU's kernel takes "
+                f"{MOST_PARAMS}; dimensions of a fixed size (--dim DIM=SIZE) are no parameters"
+            )
         tags = [str(tag) for tag in attrs["tirx.kernel_launch_params"]]
         made.append(DeviceKernel(name, params, tuple(map(_EXTENTS.index, tags))))
     return sorted(made, key=lambda kernel: kernel.name)

@@ -130,10 +130,21 @@ def _apart(sch: Any, block: Any, threads: int) -> None:
 def _threads(sch: Any, block: Any, spatial: Sequence[Any], threads: int) -> None:
     """A thread for each result."""
     outermost = (*sch.get_loops(block), block)[0]
-    fused = sch.fuse(*spatial) if spatial else sch.add_unit_loop(outermost)
+    fused = _fused(sch, spatial) if spatial else sch.add_unit_loop(outermost)
     grid, thread = sch.split(fused, [None, _sharing(sch, fused, threads)])
     sch.bind(grid, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
+
+
+def _fused(sch: Any, loops: Sequence[Any]) -> Any:
+    """One loop; a pair at a time where one is as long as a sum (``n + 30``), of which TVM 0.27 does
+    not find that it divides its own products."""
+    if all(isinstance(sch.get(loop).extent, (tirx.IntImm, tirx.Var)) for loop in loops):
+        return sch.fuse(*loops)
+    fused, *others = loops
+    for loop in others:
+        fused = sch.fuse(fused, loop)
+    return fused
 
 
 def _sharing(sch: Any, loop: Any, most: int) -> int:
@@ -146,7 +157,7 @@ def _warps(sch: Any, block: Any, spatial: Sequence[Any], reduce: Sequence[Any], 
     """A warp for each result, whose lanes take turns along the reduction."""
     along = sch.fuse(*reduce) if len(reduce) > 1 else reduce[0]
     turns, lane = sch.split(along, [None, WARP])
-    fused = sch.fuse(*spatial) if spatial else sch.add_unit_loop(turns)
+    fused = _fused(sch, spatial) if spatial else sch.add_unit_loop(turns)
     grid, warp = sch.split(fused, [None, _sharing(sch, fused, warps)])
     sch.reorder(grid, warp, lane, turns)
     sch.bind(grid, "blockIdx.x")

@@ -5,7 +5,7 @@
 
 #include "apq_cuda.h"
 
-enum { MOST_PARAMS = 48, SET_DEVICE = 1 };
+enum { MOST_PARAMS = 512, SET_DEVICE = 1 }; /* parameters: 4096 bytes */
 
 static _Thread_local apq_context *now;
 
