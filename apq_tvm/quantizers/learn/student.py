@@ -94,7 +94,9 @@ def student_of(run: Run) -> Student:
         weight = as_tensor(model.weights[node.inputs[1]])
         moves = run.kind == "qat"
         decoders[node.name] = (
-            MovingCodes(tensor, weight, node.name) if moves else Decoder(tensor, node.name)
+            MovingCodes(tensor, weight, node.name, centred=True)
+            if moves
+            else Decoder(tensor, node.name)
         )
         schemes[node.name] = tensor.scheme
     alone = not any(scheme.min_bits for scheme in schemes.values())

@@ -35,6 +35,8 @@ class MovingCodes:
         What it stands for.
     name : str
         Layer, for errors.
+    centred : bool
+        Weights start at what their codes decode to, not as near to `w` as these allow.
 
     Attributes
     ----------
@@ -47,9 +49,11 @@ class MovingCodes:
         If the family's weights do not each depend on one code, or it holds several widths.
     """
 
-    def __init__(self, tensor: QuantizedTensor, w: Tensor, name: str) -> None:
+    def __init__(
+        self, tensor: QuantizedTensor, w: Tensor, name: str, centred: bool = False
+    ) -> None:
         self.tensor, self.name = tensor, name
-        near = _begin(tensor, w.numpy(), name)
+        near = dequantize(tensor) if centred else _begin(tensor, w.numpy(), name)
         self.decoder = Decoder(tensor, name)
         rounding = round_to(tensor, w.numpy(), name)[1] - w.numpy()
         step = np.sqrt(12 * np.square(rounding).mean(axis=1, keepdims=True))  # even: its spacing

@@ -29,17 +29,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 @pytest.mark.parametrize(
     ("scheme", "method", "most"),
     [
-        ("W3A8g16", "gptq", 0.97),
+        ("W3A8g16", "gptq", 0.93),
         *(
-            pytest.param(scheme, method, 1.1, marks=pytest.mark.all_cases)
-            for scheme, method in (("nl4", "rtn"), ("cb3", "gptq"), ("W2zA8g16", "rtn"))
+            pytest.param(scheme, method, 0.98, marks=pytest.mark.all_cases)
+            for scheme, method in (("nl4", "rtn"), ("cb3", "gptq"), ("W2*A8", "gptq"))
         ),
     ],
 )
 def test_codes_learn_with_scales(
     files: Files, tmp_path: Path, scheme: str, method: str, most: float
 ) -> None:
-    """At least about as well as scales alone, of a model of a few thousand weights."""
+    """Better than scales alone."""
     path, data, statistics = files
     model = import_onnx(path)
     calibration = load(statistics, model).calibration
