@@ -216,8 +216,8 @@ def _kernels(device: Any) -> list[DeviceKernel]:
         params = "".join(_LETTERS.get(str(p.ty), "p") for p in func.params)
         if len(params) > MOST_PARAMS:
             raise BuildError(
-                f"kernel {name} would read {len(params)} tensors and sizes, of which a GPU's kernel "
-                f"takes {MOST_PARAMS}; dimensions of a fixed size (--dim DIM=SIZE) are none"
+                f"kernel {name} would read {len(params)} tensors and sizes, of which a kernel of "
+                f"a GPU takes {MOST_PARAMS}; dimensions of a fixed size (--dim DIM=SIZE) are none"
             )
         tags = [str(tag) for tag in attrs["tirx.kernel_launch_params"]]
         made.append(DeviceKernel(name, params, tuple(map(_EXTENTS.index, tags))))
