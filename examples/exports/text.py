@@ -171,5 +171,4 @@ def decoders() -> Iterator[Export]:
                 **_cached(2, kinds, "past"),
             },
             outputs,
-            ("script",),
         )
