@@ -162,6 +162,11 @@ class Graph:
         self._last[base] = count
         return name
 
+    def cache_dims(self) -> list[int | str]:
+        """Lengths of the caches among the inputs."""
+        axes = ((spec, self.caches.get(spec.name)) for spec in self.inputs)
+        return [spec.shape[axis] for spec, axis in axes if axis is not None]
+
     def input_dim(self, name: str) -> Dim:
         """What a dimension of the signature stands for."""
         text = self.lengths.get(name)

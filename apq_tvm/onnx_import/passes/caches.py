@@ -119,6 +119,4 @@ def _only_inside(node: Node, spec: TensorSpec, value: str, axes: set[int]) -> bo
 
 def cache_lengths(graph: Graph) -> frozenset[str]:
     """Symbols that may be 0: lengths of the caches among the inputs."""
-    axes = ((spec, graph.caches.get(spec.name)) for spec in graph.inputs)
-    dims = (spec.shape[axis] for spec, axis in axes if axis is not None)
-    return frozenset(dim for dim in dims if isinstance(dim, str))
+    return frozenset(dim for dim in graph.cache_dims() if isinstance(dim, str))

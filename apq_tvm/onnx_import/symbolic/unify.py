@@ -108,11 +108,7 @@ def of_caches(graph: Graph, a: Dim, size: Dim) -> bool:
     another layer, means caches of one length; and that integers which are cut to what a cache and
     the new tokens are together are a mask of those.
     """
-    lengths = {
-        str(spec.shape[graph.caches[spec.name]])
-        for spec in graph.inputs
-        if spec.name in graph.caches
-    }
+    lengths = {str(dim) for dim in graph.cache_dims()}
     apart = _apart(a, size)
     if apart is not None and {str(dim) for dim in apart} <= lengths:
         unify(graph, *apart)

@@ -14,6 +14,7 @@ from apq_tvm.quantizers.learn.distill import schedule
 from apq_tvm.quantizers.learn.learned import Learned
 from apq_tvm.quantizers.learn.learning_run import Fed, Run, Streams, tables_of
 from apq_tvm.quantizers.learn.losses import akl_loss, dlc_loss, length_loss
+from apq_tvm.quantizers.learn.result_loss import tokens_of
 from apq_tvm.quantizers.torch.decode import Decoder
 from apq_tvm.quantizers.torch.graph import Product, TorchGraph, Values, as_tensor, half_products
 from apq_tvm.quantizers.torch.moving import MovingCodes
@@ -250,11 +251,9 @@ def restore(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 def _tokens(x: Tensor, mask: Tensor | None) -> Tensor:
     """Rows of tokens that are no padding: of a stream [B, S, K], or of maps [B, heads, S, S]."""
-    if mask is None:
-        return x
-    if x.ndim >= 3 and x.shape[:2] == mask.shape:
-        return x[mask]
-    if x.ndim == 4 and x.shape[0] == mask.shape[0] and x.shape[2] == mask.shape[1]:
+    if mask is None or x.ndim != 4 or x.shape[:2] == mask.shape:
+        return tokens_of(x, mask)
+    if x.shape[0] == mask.shape[0] and x.shape[2] == mask.shape[1]:
         return x[mask[:, None, :].expand(x.shape[:3])]
     return x
 

@@ -9,6 +9,8 @@ et al., ICML 2022, "Overcoming oscillations in quantization-aware training").
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from apq_tvm.quantizers.learn.block_training import (
     Lesson,
     parameter_groups,
@@ -18,10 +20,24 @@ from apq_tvm.quantizers.learn.distill import schedule
 from apq_tvm.quantizers.learn.learning_run import split
 from apq_tvm.quantizers.torch.moving import MovingCodes
 from apq_tvm.quantizers.torch.ops import Tensor, torch
-from apq_tvm.types import QuantizedTensor
 
 SETTLING = 0.25
 """Share of the steps in which codes stay."""
+
+
+class Kept:
+    """Parameters and codes as they are now."""
+
+    def __init__(self, parameters: Sequence[Tensor], moving: Sequence[MovingCodes]) -> None:
+        self._parameters, self._moving = parameters, moving
+        self._values = [p.detach().clone() for p in parameters]
+        self._tensors = [codes.tensor for codes in moving]
+
+    def restore(self) -> None:
+        """Make them so again."""
+        restore(self._parameters, self._values)
+        for codes, tensor in zip(self._moving, self._tensors, strict=True):
+            codes.keep(tensor)
 
 
 def train_codes(lesson: Lesson, epochs: int) -> tuple[float, float]:
@@ -46,11 +62,8 @@ def train_codes(lesson: Lesson, epochs: int) -> tuple[float, float]:
     flat = [p for group in groups for p in group["params"]]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
 
-    def state() -> tuple[list[Tensor], list[QuantizedTensor]]:
-        return [p.detach().clone() for p in flat], [rounding.tensor for rounding in moving]
-
     before = best = lesson.judge(judged)
-    kept = state()
+    kept = Kept(flat, moving)
     step = 0
     for _ in range(epochs):
         for i in torch.randperm(len(learned)).tolist():
@@ -68,8 +81,6 @@ def train_codes(lesson: Lesson, epochs: int) -> tuple[float, float]:
             step += 1
         now = lesson.judge(judged)
         if now < best:
-            best, kept = now, state()
-    restore(flat, kept[0])
-    for rounding, tensor in zip(moving, kept[1], strict=True):
-        rounding.keep(tensor)
+            best, kept = now, Kept(flat, moving)
+    kept.restore()
     return before, best

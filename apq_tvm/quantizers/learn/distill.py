@@ -22,12 +22,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from apq_tvm.errors import BadInput
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.learn.learned import Learned
 from apq_tvm.quantizers.learn.learning_run import Run
 from apq_tvm.quantizers.learn.losses import kl_loss, length_loss
-from apq_tvm.quantizers.learn.result_loss import is_language_model, language_model, mask_of
+from apq_tvm.quantizers.learn.result_loss import (
+    is_language_model,
+    language_model,
+    mask_of,
+    tokens_of,
+)
 from apq_tvm.quantizers.learn.student import Student, student_of
 from apq_tvm.quantizers.torch.graph import TorchGraph, Values, half_products
 from apq_tvm.quantizers.torch.ops import Tensor, torch
@@ -74,8 +78,6 @@ def distill(
         If the model does not run in torch.
     """
     student = student_of(run)
-    if not student.decoders:
-        raise BadInput(f"{run.model.name} has no quantized layer: nothing to learn")
     teacher = TorchGraph(run.model)
     outputs = outputs_of(run.model)
     widths = tuned_widths(student.schemes.values())
@@ -133,9 +135,7 @@ def result_loss(
     mask = mask_of(model, call)
     total = torch.zeros(())
     for name, value in got.items():
-        value, wanted = value.float(), target[name].float()
-        if mask is not None and value.ndim >= 3 and value.shape[:2] == mask.shape:
-            value, wanted = value[mask], wanted[mask]
+        value, wanted = (tokens_of(side.float(), mask) for side in (value, target[name]))
         loss = kl_loss if is_language_model(model) else length_loss
         total = total + loss(value, wanted)
     return total

@@ -14,20 +14,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apq_tvm.errors import BadInput, UnsupportedModel
+from apq_tvm.errors import UnsupportedModel
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.quantizers.learn.block_training import restore
 from apq_tvm.quantizers.learn.blocks import find_blocks
-from apq_tvm.quantizers.learn.code_training import SETTLING
+from apq_tvm.quantizers.learn.code_training import SETTLING, Kept
 from apq_tvm.quantizers.learn.distill import RATE, finish, outputs_of, result_loss, schedule
 from apq_tvm.quantizers.learn.learned import Learned
 from apq_tvm.quantizers.learn.learning_run import Run, split
 from apq_tvm.quantizers.learn.losses import length_loss
-from apq_tvm.quantizers.learn.result_loss import mask_of
+from apq_tvm.quantizers.learn.result_loss import mask_of, tokens_of
 from apq_tvm.quantizers.learn.student import Student, student_of
 from apq_tvm.quantizers.torch.graph import TorchGraph, half_products
 from apq_tvm.quantizers.torch.ops import Tensor, torch
-from apq_tvm.types import Array, ImportedModel, QuantizedTensor
+from apq_tvm.types import Array, ImportedModel
 
 CROSSED = 2.0
 """Distances of two codes that a weight could cross if all steps went one way. Weights start in the
@@ -72,14 +71,9 @@ class _Teacher:
         mask = mask_of(self.graph.model, call)
         total = result_loss(self.graph.model, call, {n: got[n] for n in self.outputs}, wanted)
         for name in self.streams:
-            ours, theirs = (_tokens(side[name].float(), mask) for side in (got, wanted))
+            ours, theirs = (tokens_of(side[name].float(), mask) for side in (got, wanted))
             total = total + length_loss(ours, theirs) / len(self.streams)
         return total
-
-
-def _tokens(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Those that are no padding."""
-    return x if mask is None or x.ndim < 3 or x.shape[:2] != mask.shape else x[mask]
 
 
 def train_whole(
@@ -110,8 +104,6 @@ def train_whole(
         If the model does not run in torch.
     """
     student, teacher = student_of(run), _Teacher.of(run.model)
-    if not student.decoders:
-        raise BadInput(f"{run.model.name} has no quantized layer: nothing to learn")
     progress = progress or Silent()
     learned, judged = split(len(run.calls))
     steps = len(learned) * run.epochs
@@ -126,11 +118,8 @@ def train_whole(
         with torch.no_grad():
             return sum(float(teacher.loss(student, run.calls[i])) for i in judged) / len(judged)
 
-    def state() -> tuple[list[Tensor], list[QuantizedTensor]]:
-        return [p.detach().clone() for p in flat], [codes.tensor for codes in moving]
-
     before = best = judge()
-    kept, told = state(), ""
+    kept, told = Kept(flat, moving), ""
     with progress.stage("learn qat", len(learned) * (run.epochs - run.done)):
         for epoch in range(run.done, run.epochs):
             torch.manual_seed(epoch)  # a run that was interrupted goes on in the same order
@@ -150,14 +139,12 @@ def train_whole(
                         codes.follow()
             now = judge()
             if now < best:
-                best, kept = now, state()
+                best, kept = now, Kept(flat, moving)
             told = f"loss {before:.4f} -> {now:.4f}"
             run.learned, run.done = finish(run, student), epoch + 1
             if checkpoint is not None:
                 checkpoint(run)
-    restore(flat, kept[0])
-    for codes, tensor in zip(moving, kept[1], strict=True):
-        codes.keep(tensor)
+    kept.restore()
     run.losses[WHOLE] = before, best
     run.learned = finish(run, student)
     return run.learned

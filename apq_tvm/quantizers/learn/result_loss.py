@@ -24,6 +24,11 @@ def mask_of(model: ImportedModel, call: Mapping[str, Array]) -> Tensor | None:
     return None if name is None else torch.as_tensor(call[name]) != 0
 
 
+def tokens_of(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Rows of tokens that are no padding, of values [B, S, ...]; others as they are."""
+    return x if mask is None or x.ndim < 3 or x.shape[:2] != mask.shape else x[mask]
+
+
 def is_language_model(model: ImportedModel) -> bool:
     """Whether `language_model` finds a loss."""
     try:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from apq_tvm.errors import BadInput
 from apq_tvm.formats.families import dequantize
 from apq_tvm.quantizers.inputs.folds import NORMS, find_folds
 from apq_tvm.quantizers.learn.learning_run import Run
@@ -69,7 +70,13 @@ class Student:
 
 
 def student_of(run: Run) -> Student:
-    """The model where tuning starts: as it was quantized, or as an interrupted run left it."""
+    """The model where tuning starts: as it was quantized, or as an interrupted run left it.
+
+    Raises
+    ------
+    BadInput
+        If no linear layer is quantized.
+    """
     model = run.quantized.model
     if run.learned.weights:
         model = run.learned.apply(run.model)
@@ -99,6 +106,8 @@ def student_of(run: Run) -> Student:
             else Decoder(tensor, node.name)
         )
         schemes[node.name] = tensor.scheme
+    if not decoders:
+        raise BadInput(f"{run.model.name} has no quantized layer: nothing to learn")
     alone = not any(scheme.min_bits for scheme in schemes.values())
     units = _units(model, decoders) if alone else {}
     steps = {name: torch.zeros(model.weights[name].shape, requires_grad=True) for name in units}
