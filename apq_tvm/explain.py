@@ -155,9 +155,15 @@ def _session_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def _product_lines(report: Mapping[str, Any]) -> list[str]:
-    """Products with constants that are no layers."""
-    products = report.get("products", {})
-    return [f"{name} stays a float product: {reason}" for name, reason in products.items()]
+    """Products and convolutions that are no layers, those of one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in report.get("products", {}).items():
+        reasons.setdefault(reason, []).append(name)
+    return [
+        line
+        for reason, names in reasons.items()
+        for line in (f"float: {reason}", *(f"  {name}" for name in names))
+    ]
 
 
 def _attention_lines(report: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,9 @@ from apq_tvm.types import (
     Scheme,
 )
 
+PRODUCTS = ("MatMul", "Conv", "ConvTranspose", "apq.Depthwise")
+"""Of constants, maybe, and no layers."""
+
 DEFAULT = "default"
 """Where decisions come from without a record of the tuner."""
 
@@ -142,8 +145,8 @@ def describe_layers(
 
 
 def describe_products(model: ImportedModel) -> dict[str, str]:
-    """``products``: by name, why a MatMul with a stack of constant matrices is no layer."""
-    products = [node.name for node in model.nodes if node.op == "MatMul"]
+    """``products``: by name, why a product or convolution with constants is no layer."""
+    products = [node.name for node in model.nodes if node.op in PRODUCTS]
     return {name: model.notes[name] for name in products if name in model.notes}
 
 

@@ -32,7 +32,7 @@ _PROVIDED = frozenset(
 _C_FLAGS = ("-std=c11", "-fPIC", "-fwrapv", "-pthread", "-ffunction-sections")
 LARGE_SOURCE = 1 << 18
 """Bytes, of a graph of some hundred kernels in one function: gcc 12 takes 36 s at -O2 for one of a
-thousand and 14 s at -Og, and what is between two kernels is not what takes time there."""
+thousand and 14 s at -Og."""
 _LINK_FLAGS = ("-Wl,--no-undefined", "-Wl,-z,relro", "-Wl,-z,noexecstack", "-Wl,-s")
 # What templates/module.h.in declares.
 API_FUNCTIONS = (
@@ -150,7 +150,14 @@ def compile_sources(
 
 
 def _flags(source: Path) -> tuple[str, ...]:
-    return ("-Og" if source.stat().st_size > LARGE_SOURCE else "-O2", *_C_FLAGS)
+    """Of a graph what is between two kernels takes no time, unless loops of little ones repeat it.
+
+    A graph of 30 kernels is compiled in a third of the time at -Og, and 180 small operators ran
+    in 35.4 us instead of 35.8; 500 steps of an LSTM of 32 took 418 us instead of 319.
+    """
+    text = source.read_bytes()
+    quick = source.name.startswith("graph_") and b"\n  for (" not in text
+    return ("-Og" if quick or len(text) > LARGE_SOURCE else "-O2", *_C_FLAGS)
 
 
 def link_library(

@@ -47,30 +47,52 @@ LARGEST_JOINED = 1 << 24
 
 
 def convolution(last: ChannelsLast, node: Node) -> bool:
-    """``Conv`` with constant weights; whether it was written."""
-    graph, x = last.graph, node.inputs[0]
-    w, group = graph.weights.get(node.inputs[1]), int(node.attrs.get("group", 1))
-    bias = node.inputs[2] if len(node.inputs) > 2 else ""
-    shape, out = graph.known_shape(x), graph.known_shape(node.outputs[0])
-    if w is None or shape is None or out is None or not float_image(graph, x):
+    """``Conv`` with constant weights; whether it was written, and a note why it is no layer."""
+    graph = last.graph
+    if why := unfit(graph, node):
+        note(graph, node, why)
         return False
-    if w.dtype != np.float32 or w.ndim != len(shape) or (bias and bias not in graph.weights):
-        return False
+    shape, w = graph.known_shape(node.inputs[0]), graph.weights[node.inputs[1]]
+    assert shape is not None
+    group = int(node.attrs.get("group", 1))
     if shape[1] != w.shape[1] * group or w.shape[0] % group:
-        return False
+        return False  # which ONNX Runtime refuses
     attrs = window_attrs(node, shape[2:], w.shape[2:])
     depthwise = group > 1 and w.shape[1] == 1 and w.shape[0] == group
     if depthwise or _narrow(graph, node, w, group):
         _depthwise(last, node, attrs)
+        several = f"{w.shape[1]} inputs and {w.shape[0] // group} outputs"
+        each = "one channel" if depthwise else several
+        note(graph, node, f"groups of {each} are a kernel of their own, which computes in float")
         return True
     if _few_outputs(graph, node, w, attrs):
         _as_sum(last, node, w, attrs)
         return True
     joined = _joined(group, w.shape[0] // group)
     if group // joined > MOST_LAYERS or (joined > 1 and w.size * joined > LARGEST_JOINED):
+        note(graph, node, f"its {group} groups would be too many layers or too large a one")
         return False
     _grouped(last, node, attrs, group, joined)
     return True
+
+
+def unfit(graph: Graph, node: Node) -> str:
+    """Why a ``Conv`` or ``ConvTranspose`` cannot be a layer; ``""`` if its operands do not say."""
+    x, w = node.inputs[0], graph.weights.get(node.inputs[1])
+    bias = node.inputs[2] if len(node.inputs) > 2 else ""
+    shape, out = graph.known_shape(x), graph.known_shape(node.outputs[0])
+    if w is None or (bias and bias not in graph.weights):
+        return "its weight or bias is no constant"
+    if shape is None or out is None:
+        return f"the shape of {graph.describe(x)} is not known"
+    if not float_image(graph, x) or w.dtype != np.float32 or w.ndim != len(shape):
+        return f"{graph.describe(x)} is {graph.dtype(x)} of rank {len(shape)}: no float32 of 3 to 5"
+    return ""
+
+
+def note(graph: Graph, node: Node, why: str) -> None:
+    """Say why a convolution is no layer, beside what is known of its codes."""
+    graph.notes[node.name] = "; ".join(filter(None, (why, graph.notes.get(node.name))))
 
 
 def window_attrs(node: Node, sizes: Sequence[Dim], kernel: Sequence[int]) -> dict[str, Any]:

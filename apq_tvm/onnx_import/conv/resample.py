@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from apq_tvm.onnx_import.conv.layers import float_image, shape_attr, windows_and_sum
+from apq_tvm.onnx_import.conv.layers import float_image, note, shape_attr, unfit, windows_and_sum
 from apq_tvm.onnx_import.symbolic.dims import parse
 from apq_tvm.onnx_import.symbolic.resize import rewrite_resize
 from apq_tvm.types import Node
@@ -43,20 +43,13 @@ def resize(last: ChannelsLast, node: Node) -> bool:
 
 
 def transposed(last: ChannelsLast, node: Node) -> bool:
-    """``ConvTranspose`` as the layer that makes every window, and their sum."""
-    graph, x, attrs = last.graph, node.inputs[0], node.attrs
-    w, shape = graph.weights.get(node.inputs[1]), graph.known_shape(x)
-    out = graph.known_shape(node.outputs[0])
-    bias = node.inputs[2] if len(node.inputs) > 2 else ""
-    if w is None or shape is None or out is None or not float_image(graph, x):
+    """``ConvTranspose`` as the layer that makes every window, and their sum; or a note why not."""
+    graph, attrs = last.graph, node.attrs
+    if why := unfit(graph, node) or _unlike(node):
+        note(graph, node, why)
         return False
-    if w.dtype != np.float32 or w.ndim != len(shape) or (bias and bias not in graph.weights):
-        return False
-    # Where padding follows from the output's size the rule is older than ONNX Runtime's.
-    auto = attrs.get("auto_pad", "NOTSET") or "NOTSET"
-    if int(attrs.get("group", 1)) != 1 or attrs.get("output_shape") or auto.startswith("SAME"):
-        return False
-    rank = len(shape) - 2
+    w, auto = graph.weights[node.inputs[1]], attrs.get("auto_pad", "NOTSET") or "NOTSET"
+    rank = w.ndim - 2
     pads = attrs.get("pads") if auto == "NOTSET" else None
     where = {
         "strides": tuple(int(v) for v in attrs.get("strides") or (1,) * rank),
@@ -65,3 +58,12 @@ def transposed(last: ChannelsLast, node: Node) -> bool:
     }
     windows_and_sum(last, node, w, where)
     return True
+
+
+def _unlike(node: Node) -> str:
+    """Why the attributes of a ``ConvTranspose`` are not those of a layer; ``""`` if they are."""
+    if int(node.attrs.get("group", 1)) != 1:
+        return "transposed convolutions of groups are no layers"
+    # The rule by which padding follows from the output's size is older than ONNX Runtime's.
+    padded = node.attrs.get("output_shape") or node.attrs.get("auto_pad", "").startswith("SAME")
+    return "its padding follows from the size of its output" if padded else ""

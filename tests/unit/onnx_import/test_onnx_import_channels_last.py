@@ -12,6 +12,7 @@ from onnx_models import build, check, rand, run_onnx, save
 from onnx_reference import run_reference
 
 from apq_tvm.errors import ImportFailed
+from apq_tvm.manifest import describe_products
 from apq_tvm.onnx_import import import_onnx
 
 IMAGE = {"x": ("float32", ["b", 8, 9, 7])}
@@ -136,6 +137,25 @@ def test_windows_that_there_cannot_be(tmp_path: Path, kernel: list[int]) -> None
     nodes = [("MaxPool", "x", "y", {"kernel_shape": kernel})]
     with pytest.raises(ImportFailed, match=r"MaxPool|kernel_shape"):
         import_onnx(save(build(nodes, IMAGE, "y", {}), tmp_path))
+
+
+def test_what_stays_float_says_why(tmp_path: Path) -> None:
+    nodes = [
+        ("Conv", "x d", "e", {"group": 8}),
+        ("Conv", "e g", "f", {"group": 2}),
+        ("Conv", "f v", "y"),
+        ("ConvTranspose", "f t", "z", {"group": 2}),
+        ("Conv", "f m", "l"),
+    ]
+    inputs = {**IMAGE, "v": ("float32", [4, 8, 1, 1])}
+    weights = {"d": rand(8, 1, 3, 3), "g": rand(8, 4, 1, 1), "t": rand(8, 2, 2, 2)}
+    path = save(build(nodes, inputs, "y z l", {**weights, "m": rand(16, 8, 1, 1)}), tmp_path)
+    assert describe_products(check(path, {"b": 1})) == {
+        "n_e": "groups of one channel are a kernel of their own, which computes in float",
+        "n_f": "groups of 4 inputs and 4 outputs are a kernel of their own, which computes in float",
+        "n_y": "its weight or bias is no constant",
+        "n_z": "transposed convolutions of groups are no layers",
+    }
 
 
 def test_convolutions_keep_their_codes(tmp_path: Path) -> None:
