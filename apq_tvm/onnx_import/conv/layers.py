@@ -63,7 +63,7 @@ def convolution(last: ChannelsLast, node: Node) -> bool:
         _depthwise(last, node, attrs)
         several = f"{w.shape[1]} inputs and {w.shape[0] // group} outputs"
         each = "one channel" if depthwise else several
-        note(graph, node, f"groups of {each} are a kernel of their own, which computes in float")
+        note(graph, node, f"groups of {each} are a kernel of their own, in float")
         return True
     if _few_outputs(graph, node, w, attrs):
         _as_sum(last, node, w, attrs)

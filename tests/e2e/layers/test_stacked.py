@@ -29,4 +29,5 @@ def test_experts_against_onnx_runtime(tmp_path: Path, scheme: str, error: float)
     report = explain(tmp_path / "m")
     schemes = {layer["name"]: layer["scheme"] for layer in report["layers"]}
     assert schemes == dict.fromkeys(["n_h", "n_y.0", "n_y.1", "n_y.2"], scheme)
-    assert "float: K=8 is below 16, the smallest group\n  n_z" in "\n".join(explanation_lines(report))
+    lines = "\n".join(explanation_lines(report))
+    assert "float: K=8 is below 16, the smallest group\n  n_z" in lines

@@ -151,8 +151,8 @@ def test_what_stays_float_says_why(tmp_path: Path) -> None:
     weights = {"d": rand(8, 1, 3, 3), "g": rand(8, 4, 1, 1), "t": rand(8, 2, 2, 2)}
     path = save(build(nodes, inputs, "y z l", {**weights, "m": rand(16, 8, 1, 1)}), tmp_path)
     assert describe_products(check(path, {"b": 1})) == {
-        "n_e": "groups of one channel are a kernel of their own, which computes in float",
-        "n_f": "groups of 4 inputs and 4 outputs are a kernel of their own, which computes in float",
+        "n_e": "groups of one channel are a kernel of their own, in float",
+        "n_f": "groups of 4 inputs and 4 outputs are a kernel of their own, in float",
         "n_y": "its weight or bias is no constant",
         "n_z": "transposed convolutions of groups are no layers",
     }
