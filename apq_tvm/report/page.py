@@ -41,8 +41,8 @@ def page(document: Mapping[str, Any]) -> str:
         )
     if document["products"]:
         note = (
-            "Products and convolutions with constants that are no layers, and are computed in float "
-            "by any scheme."
+            "Products and convolutions with constants that are no layers, and are computed in "
+            "float by any scheme."
         )
         rows = document["products"].items()
         sections.append(section("Float products", note, table(("product", "why"), rows, text=2)))
