@@ -41,7 +41,7 @@ def compiled(model: zoo.Model | zoo.Exported, scheme: str, folder: Path) -> dict
 
 def compared(model: zoo.Model | zoo.Exported, path: Path, folder: Path) -> dict[str, Any]:
     """Worst output: largest difference relative to the largest value, and cosine; both times."""
-    from apq_tvm.bench.timing import Candidate, interleave
+    from apq_tvm.bench.timing import interleave, repeated
     from apq_tvm.evaluation.runners import open_session, specs_of
     from apq_tvm.module import load_module
 
@@ -58,9 +58,6 @@ def compared(model: zoo.Model | zoo.Exported, path: Path, folder: Path) -> dict[
         )
         norms = np.linalg.norm(wanted) * np.linalg.norm(got)
         cosines.append(float(wanted @ got / norms) if norms else float(not (wanted - got).any()))
-
-    def repeated(run: Any) -> Candidate:
-        return Candidate(lambda repeats: [run() for _ in range(repeats)] and None)
 
     times = interleave(
         {

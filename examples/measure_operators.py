@@ -21,7 +21,7 @@ import onnx
 from operators import Case, cases
 
 import apq_tvm
-from apq_tvm.bench.timing import Candidate, interleave
+from apq_tvm.bench.timing import interleave, repeated
 from apq_tvm.errors import ApqError
 from apq_tvm.evaluation.runners import open_session
 from apq_tvm.module import load_module
@@ -42,9 +42,6 @@ def measured(case: Case, scheme: str, symbolic: bool, folder: Path) -> dict[str,
     module.set_num_threads(1)
     pairs = list(zip(module.run(feeds).values(), session.run(None, feeds), strict=True))
     errors = [_difference(mine, theirs) for mine, theirs in pairs]
-
-    def repeated(run: Any) -> Candidate:
-        return Candidate(lambda repeats: [run() for _ in range(repeats)] and None)
 
     runs = {
         "ours": repeated(lambda: module.run(feeds)),

@@ -14,7 +14,7 @@ import numpy as np
 
 from apq_tvm.bench import openvino
 from apq_tvm.bench.memory import measure_memory
-from apq_tvm.bench.timing import Candidate, Timing, interleave
+from apq_tvm.bench.timing import Candidate, Timing, interleave, repeated
 from apq_tvm.errors import BadInput
 from apq_tvm.evaluate import Batch, call_module, open_session, read_inputs, specs_of
 from apq_tvm.extras import require
@@ -279,7 +279,7 @@ def _candidates(
     work: dict[str, Callable[[], Any]] = {"ours": partial(package.run, call)}
     work |= {at_bits(width): partial(_run_at, package, call, width) for width in bits}
     work |= {name: partial(rival, call) for name, rival in rivals.items()}
-    return {name: Candidate(_repeat(run)) for name, run in work.items()}
+    return {name: repeated(run) for name, run in work.items()}
 
 
 def _figures(timings: dict[str, Timing], bits: Sequence[int]) -> dict[str, Any]:
@@ -322,13 +322,3 @@ def _check_call(package: Any, call: Batch, made_up: bool) -> None:
     except BadInput as error:
         hint = "; made-up inputs do not fit this model, give some with --inputs" if made_up else ""
         raise BadInput(f"{error}{hint}") from error
-
-
-def _repeat(work: Callable[[], Any]) -> Callable[[int], None]:
-    """`work` as a `Candidate.run`."""
-
-    def run(repeats: int) -> None:
-        for _ in range(repeats):
-            work()
-
-    return run

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 COLD_BYTES = 256 * 1024 * 1024
 """Weights read between two uses of the same one in a cold run: more than any last-level cache
@@ -38,6 +39,16 @@ class Candidate:
 
     run: Callable[[int], None]
     calls: int = 1
+
+
+def repeated(work: Callable[[], Any]) -> Candidate:
+    """`work` as a candidate; each result is dropped before the next, whose memory it may be."""
+
+    def run(repeats: int) -> None:
+        for _ in range(repeats):
+            work()
+
+    return Candidate(run)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tvm import s_tir, sym, tirx
 from tvm.s_tir.pipeline import finalize_device_passes, finalize_host_passes
 from tvm.tirx.compilation_pipeline import register_tir_pipeline
 
+from apq_tvm.codegen.build.alignment import lower_alignment
 from apq_tvm.codegen.build.divisions import around
 from apq_tvm.codegen.build.each import each_function
 from apq_tvm.codegen.build.extents import tell_iterations
@@ -154,6 +155,7 @@ def _passes(in_module: bool = False) -> tuple[Any, Any, Any]:
         plain.VerifyMemory(),
         plain.AnnotateEntryFunc(),
         plain.SplitHostDevice(),
+        *([each_function(lower_alignment, "apq.LowerAlignment")] if in_module else []),
         plain.MakePackedAPI(),
         plain.FP8StorageLegalize(),
         plain.BF16StorageLegalize(),

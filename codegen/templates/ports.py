@@ -17,7 +17,7 @@ from .tensors import DL_CODES, addresses_of
 
 Array = NDArray[Any]
 
-ALIGNMENT = 64  # what kernels want; other memory is copied by the library
+ALIGNMENT = 64  # lines of caches; what lies at no multiple of 16 is copied by the library
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ blocks of half the height, so no row is computed twice and nothing is predicated
 are stored under a mask. The roles of the operands are exchanged if the result's rows are
 contiguous.
 
+Matrices times vectors, and products of two vectors, read each element once: no panel is packed for
+them, and what the loops of `schedule_generic` read lies in a row.
+
 Register tiles after Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
 (2008).
 """
@@ -20,6 +23,7 @@ from typing import Any
 from tvm import sym, tirx
 
 from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.graph.generic import schedule_generic
 from apq_tvm.schedules.graph.loops import parallel_when
 from apq_tvm.schedules.graph.lowering import finish
 from apq_tvm.schedules.graph.panel import (
@@ -34,6 +38,9 @@ from apq_tvm.schedules.graph.panel import (
 )
 from apq_tvm.tensorize.exprs import Expr, Stmt, i64
 from apq_tvm.types import DeviceProfile
+
+LEAST_COLUMNS = 16
+"""Of a row, times which a vector is multiplied without a panel."""
 
 
 def micro_kernel(
@@ -176,12 +183,14 @@ def schedule_batch_matmul(func: Any, profile: DeviceProfile, decide: Decide) -> 
     profile : DeviceProfile
     decide : Decide
         ``rows`` and ``vectors`` of the register tile, ``depth`` of the panel, ``parallel_least``
-        (multiply-adds worth a second thread).
+        (multiply-adds worth a second thread). Of products of vectors those of `schedule_generic`.
 
     Returns
     -------
     tvm.tirx.PrimFunc
     """
+    if _has_vector(func):
+        return schedule_generic(func, profile, decide)[0]
     views_decl, views = flat_views(func)
     a = _Layout(func.params[0], [int(p) for p in func.attrs["apq.perm_a"]])
     b = _Layout(func.params[1], [int(p) for p in func.attrs["apq.perm_b"]])
@@ -228,6 +237,15 @@ def schedule_batch_matmul(func: Any, profile: DeviceProfile, decide: Decide) -> 
     body = loop(count * panels, task, tirx.ForKind.PARALLEL)
     scheduled = func.with_body(tirx.stmt_seq(*views_decl, body))
     return finish(parallel_when(scheduled, count * m * n * k, 1 << 18, decide))
+
+
+def _has_vector(func: Any) -> bool:
+    """Whether a product is one of a vector; a row of few columns is a tile's, for its lanes."""
+    a, b = func.params[:2]
+    m, k = (a.shape[int(p)] for p in func.attrs["apq.perm_a"][-2:])
+    n = b.shape[int(func.attrs["apq.perm_b"][-1])]
+    few = is_const(n) and int(n) < LEAST_COLUMNS
+    return is_const(n, 1) or is_const(k, 1) or (is_const(m, 1) and not few)
 
 
 def _tile(profile: DeviceProfile, decide: Decide, n: Expr) -> Tile:

@@ -20,8 +20,10 @@ enum {
   APQ_KERNEL_FAILED = -5
 };
 
-/* Kernels use aligned vector loads, so every tensor they see starts at a multiple of this. */
+/* Where tensors of ours lie, and where a caller's must: kernels hold no more for true, as
+ * codegen/build/alignment.py has it, and whatever lies elsewhere is copied. */
 #define APQ_ALIGNMENT 64
+#define APQ_LEAST_ALIGNMENT 16
 
 /* ---- kernels: the calling convention of tvm.tirx.build (tvm/ffi/c_api.h, TVMFFIAny) ---- */
 
@@ -86,7 +88,7 @@ typedef struct {
   size_t weight_bytes; /* that they read */
 } apq_stage;
 
-/* What one run of the graph works on. Every pointer is aligned to APQ_ALIGNMENT. */
+/* What one run of the graph works on. Every pointer is aligned to APQ_LEAST_ALIGNMENT. */
 typedef struct {
   const int64_t *symbols;
   void *const *inputs;

@@ -28,7 +28,7 @@ void apq_context_close(apq_context *c) {
 void apq_plan_dropped(apq_context *c, const plan *p) { (void)c, (void)p; }
 
 static int ready_to_use(const DLTensor *t) {
-  return apq_contiguous(t) && (uintptr_t)apq_address(t) % APQ_ALIGNMENT == 0;
+  return apq_contiguous(t) && (uintptr_t)apq_address(t) % APQ_LEAST_ALIGNMENT == 0;
 }
 
 /* Fills the context's pointers; what is not aligned or not contiguous goes through `staging`. */

@@ -136,3 +136,20 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         batch_matmul(("B", 2, 3), ("C", 3, 5))
     with pytest.raises(NotApplicable, match="two axes"):
         batch_matmul((3,), (3, 5))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("sizes", [("M", "K", 1), (1, "K", "N"), ("M", 1, "N"), (1, 70, 20)])
+def test_vectors(sizes: tuple[Any, Any, Any], transposed: bool) -> None:
+    """No panel is packed for what is read once: one loop along memory."""
+    rng = np.random.default_rng(5)
+    m, k, n = sizes
+    perms = (None, (0, 2, 1), None) if transposed else (None, None, None)
+    b_shape = ("B", n, k) if transposed else ("B", k, n)
+    func = batch_matmul(("B", m, k), b_shape, *perms)
+    assert "panel" not in str(schedule_batch_matmul(func, AVX2, Defaults()))
+    run = compiled(func, AVX2)
+    for given in ({"M": 1, "K": 1, "N": 1}, {"M": 17, "K": 130, "N": 33}, {"M": 3, "K": 8, "N": 7}):
+        known = {"B": 2, **given, **{size: size for size in sizes if isinstance(size, int)}}
+        left = normal(rng, [known[d] for d in ("B", m, k)])
+        check(run, left, normal(rng, [known[d] for d in b_shape]), perms)
