@@ -26,7 +26,14 @@ sys.path[:0] = [str(ROOT / name) for name in HELPERS]
 
 import demo_model  # noqa: E402
 
-pytest_plugins = ("covering", "compiled_once", "scheduling", "simulated_gpu", "words_modules")
+pytest_plugins = (
+    "covering",
+    "compiled_once",
+    "recording",
+    "scheduling",
+    "simulated_gpu",
+    "words_modules",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

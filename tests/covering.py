@@ -3,11 +3,12 @@
 A test of hundreds of cases is a product of a few lists. `make test` takes few cases that together
 have every value of every parameter, of a record every field; `make test-all` (``--all-cases``) so
 many more that they have every pair of values: of two parameters the whole product, of more a
-covering array. Tests of one short list, whose rows somebody chose, run whole, but for rows marked
-``all_cases`` and for all but two of the seeds of random decisions. A test marked ``few(n)`` is one
-whose kernels `tests/conformance` runs too: `make test` takes the `n` cases that add most, and `make
-test-all` the cover of every value. Every pair may be left to one case: what would be skipped on
-every machine must be in no list.
+covering array. What `tests.choosing` found to take nothing of its own for its time (``left.txt``)
+is of `make test-all`, too. Tests of one short list, whose rows somebody chose, run whole, but for
+rows marked ``all_cases`` and for all but two of the seeds of random decisions. A test marked
+``few(n)`` is one whose kernels `tests/conformance` runs too: `make test` takes the `n` cases that
+add most, and `make test-all` the cover of every value. Every pair may be left to one case: what
+would be skipped on every machine must be in no list.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Hashable, Iterator, Sequence, Set
 import pytest
 
 from apq_tvm.tune.space import cover
+from tests.choosing import LEFT
 
 SEEDS = 2
 """So many seeds of a parameter ``seed``."""
@@ -34,6 +36,7 @@ FEW = 12
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--all-cases``: every pair of values of every test's parameters; ``--further-cases``."""
     parser.addoption("--all-cases", action="store_true", help="every pair of values of products")
+    parser.addoption("--with-left", action="store_true", help="also what tests/left.txt leaves")
     parser.addoption(
         "--further-cases", action="store_true", help="of --all-cases those that make test leaves"
     )
@@ -44,26 +47,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if any("[" in arg for arg in config.args):
         return
     further = config.getoption("--further-cases")
-    taken = _taken(items, every=further or config.getoption("--all-cases"))
+    left = set() if config.getoption("--with-left") else set(LEFT.read_text().splitlines())
+    taken = _taken(items, every=further or config.getoption("--all-cases"), left=left)
     if further:
-        taken -= _taken(items, every=False)
+        taken -= _taken(items, every=False, left=left)
     left_out = [item for item in items if item not in taken]
     if left_out:
         items[:] = [item for item in items if item in taken]
         config.hook.pytest_deselected(items=left_out)
 
 
-def _taken(items: Sequence[pytest.Item], every: bool) -> set[pytest.Item]:
-    """The cases of ``make test``, or of ``make test-all``: these and others beside them."""
+def _taken(items: Sequence[pytest.Item], every: bool, left: Set[str]) -> set[pytest.Item]:
+    """The cases of ``make test``, or of ``make test-all``: these and others beside them.
+
+    Parameters
+    ----------
+    items : sequence of pytest.Item
+    every : bool
+        Of ``make test-all``.
+    left : set of str
+        Names of tests and cases that are of it alone.
+    """
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     taken: set[pytest.Item] = set()
     for cases in tests.values():
         first = _chosen([case for case in cases if not _for_all_cases(case)])
-        taken |= first
         if every:
-            taken |= _chosen(cases, every, first)
+            taken |= first | _chosen(cases, every, first)
+        else:
+            taken |= {c for c in first if not {c.nodeid, c.nodeid.partition("[")[0]} & left}
     return taken
 
 
