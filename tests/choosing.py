@@ -1,11 +1,7 @@
 """Which tests `make test` leaves to `make test-all`: those that take no branch of the product of
 their own, or too few for their time.
 
-    .venv/bin/python -m pip install coverage
-    .venv/bin/python -m pytest -n 2 --dist loadfile --with-left --record build/recorded
-    .venv/bin/python -m tests.choosing build/recorded
-
-writes ``tests/left.txt``. A test stays if it is cheap or if nothing but it tells (`KEPT`: kernels
+`make choose-tests` records them (`tests.recording`) and writes ``tests/left.txt``. A test stays if it is cheap or if nothing but it tells (`KEPT`: kernels
 by format and instruction, the C runtime, neither of which coverage sees); of the others whichever
 takes most new branches for its time, again and again, while there are some that are worth it. A
 fixture costs the first test that needs it. A test that is new stays, as it is in no list.
@@ -37,7 +33,7 @@ Branches = frozenset[int]
 
 
 @dataclass(frozen=True)
-class Test:
+class Case:
     """A test as recorded: without what shared fixtures cost and execute."""
 
     name: str
@@ -49,7 +45,7 @@ class Test:
 class Recorded:
     """What `tests.recording` wrote: tests, seconds of fixtures, branches by either's name."""
 
-    tests: list[Test] = field(default_factory=list)
+    tests: list[Case] = field(default_factory=list)
     fixtures: dict[str, float] = field(default_factory=dict)
     branches: dict[str, set[int]] = field(default_factory=dict)
 
@@ -59,7 +55,7 @@ class Recorded:
         found = cls()
         for path in sorted(folder.glob("tests-*.jsonl")):
             for row in map(json.loads, path.read_text().splitlines()):
-                found.tests.append(Test(row["name"], row["cpu"], frozenset(row["needs"])))
+                found.tests.append(Case(row["name"], row["cpu"], frozenset(row["needs"])))
                 found.fixtures |= row["made"]
         known: dict[tuple[str, int, int], int] = {}
         for path in sorted(folder.glob("coverage.*")):
@@ -82,22 +78,22 @@ def _covered(path: Path) -> Iterable[tuple[str, tuple[str, int, int]]]:
 
 
 def choose(
-    tests: Iterable[Test], fixtures: Mapping[str, float], branches: Mapping[str, set[int]]
+    tests: Iterable[Case], fixtures: Mapping[str, float], branches: Mapping[str, set[int]]
 ) -> set[str]:
     """The names of those that stay."""
     stay, paid, have = set[str](), set[str](), set(branches.get("", ()))
     waiting = {test.name: test for test in tests}
 
-    def price(test: Test) -> float:
+    def price(test: Case) -> float:
         return test.cpu + sum(fixtures.get(name, 0.0) for name in test.needs - paid)
 
-    def take(test: Test) -> None:
+    def take(test: Case) -> None:
         del waiting[test.name]
         stay.add(test.name)
         have.update(*(branches.get(name, ()) for name in (test.name, *test.needs)))
         paid.update(test.needs)
 
-    def new(test: Test) -> int:
+    def new(test: Case) -> int:
         taken = (branches.get(name, set()) for name in (test.name, *(test.needs - paid)))
         return len(set().union(*taken) - have)
 
@@ -123,7 +119,7 @@ def choose(
     return stay
 
 
-def left_lines(tests: Iterable[Test], stay: set[str]) -> list[str]:
+def left_lines(tests: Iterable[Case], stay: set[str]) -> list[str]:
     """Those that do not stay; the name of a test of which no case stays."""
     functions = {name.partition("[")[0] for name in stay}
     found = set()
