@@ -1,10 +1,11 @@
 """Which tests `make test` leaves to `make test-all`: those that take no branch of the product of
 their own, or too few for their time.
 
-`make choose-tests` records them (`tests.recording`) and writes ``tests/left.txt``. A test stays if it is cheap or if nothing but it tells (`KEPT`: kernels
-by format and instruction, the C runtime, neither of which coverage sees); of the others whichever
-takes most new branches for its time, again and again, while there are some that are worth it. A
-fixture costs the first test that needs it. A test that is new stays, as it is in no list.
+`make choose-tests` records them (`tests.recording`) and writes ``tests/left.txt``. A test stays if
+it is cheap or if nothing but it tells (`KEPT`: kernels by format and instruction, the C runtime,
+neither of which coverage sees); of the others whichever takes most new branches for its time, again
+and again, while there are some that are worth it. A fixture costs the first test that needs it. A
+test that is new stays, as it is in no list.
 
 After Rothermel et al., "Prioritizing Test Cases for Regression Testing" (2001), additional branch
 coverage, for seconds as Malishevsky et al. weigh it (2006).

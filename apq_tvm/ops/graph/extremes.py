@@ -38,6 +38,8 @@ def place_of_extreme(x: Any, axis: int, *, keep: bool, largest: bool, last: bool
     """ArgMax or ArgMin of a te.Tensor, int64: the first of equals, or the last."""
     dtype = str(x.dtype)
     wide = "uint8" if dtype == "bool" else dtype
+    if axis == len(x.shape) - 1 and dtype == "float32":
+        return _place_in_rows(x, keep=keep, largest=largest, last=last)
 
     def pick(a: Any, b: Any) -> Any:
         beyond = a[1] > b[1] if largest else a[1] < b[1]
@@ -54,6 +56,31 @@ def place_of_extreme(x: Any, axis: int, *, keep: bool, largest: bool, last: bool
         return reducer((index, x(*at).astype(wide)), axis=over)
 
     return _reduced(x, [axis], keep, entry)[0]
+
+
+def _place_in_rows(x: Any, *, keep: bool, largest: bool, last: bool) -> Any:
+    """Along memory in two steps, both of whole vectors: the extreme, then who is equal to it.
+
+    Of NaN alone the first: nothing is equal to it.
+    """
+    axis = len(x.shape) - 1
+    top = extreme(x, [axis], True, largest=largest)
+    bound = tirx.const(-1 if last else 2**31 - 1, "int32")
+    fold = tirx.max if last else tirx.min
+    reducer = te.comm_reducer(lambda a, b: fold(a, b), lambda _: bound, name="place")
+
+    def entry(at: Sequence[Any], over: Sequence[Any]) -> Any:
+        row = (*at[:-1], tirx.const(0, "int64"))
+        here = tirx.Select(x(*at) == top(*row), over[0].var.astype("int32"), bound)
+        return reducer(here, axis=over)
+
+    found = _reduced(x, [axis], keep, entry)
+
+    def place(*i: Any) -> Any:
+        none = found(*i) == bound
+        return tirx.Select(none, tirx.const(0, "int64"), found(*i).astype("int64"))
+
+    return te.compute(found.shape, place, "place")
 
 
 def _reduced(

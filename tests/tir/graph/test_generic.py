@@ -19,6 +19,7 @@ from tvm import relax, te, tirx, topi  # noqa: E402
 from tvm.relax.frontend.onnx import from_onnx  # noqa: E402
 
 from apq_tvm.codegen.build.pipeline import NAME  # noqa: E402
+from apq_tvm.ops.graph.extremes import place_of_extreme  # noqa: E402
 from apq_tvm.schedules.decide import Decide, Defaults, Random  # noqa: E402
 from apq_tvm.schedules.graph.exprs import collect  # noqa: E402
 from apq_tvm.schedules.graph.rules import schedule_function  # noqa: E402
@@ -152,3 +153,27 @@ def test_reductions_run_along_what_they_add_up(keep: bool) -> None:
     func = te.create_prim_func([x, mean])
     loads = collect(schedule_function(func, AVX2, Defaults())[0].body, tirx.Ramp)
     assert loads and all(int(ramp.stride) == 1 for ramp in loads)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_places_of_extremes(axis: int, largest: bool, last: bool) -> None:
+    """Of equals the first or the last, of infinities too; along memory by whole vectors."""
+    rows, columns = tirx.Var("rows", "int64"), tirx.Var("columns", "int64")
+    x = te.placeholder((rows, columns), "float32", "x")
+    place = place_of_extreme(x, axis, keep=False, largest=largest, last=last)
+    func, _ = schedule_function(te.create_prim_func([x, place]), AVX2, Defaults())
+    assert axis == 0 or "float32x8" in str(func)
+    run = built(func, AVX2)
+    rng = np.random.default_rng(0)
+    for shape in ((1, 1), (3, 7), (5, 8), (4, 100)):
+        values = rng.integers(-3, 3, shape).astype(np.float32)
+        values[0] = -np.inf if largest else np.inf
+        found = np.full(shape[1 - axis], -1, np.int64)
+        run(values, found)
+        ordered = values if largest else -values
+        wanted = ordered.argmax(axis)
+        if last:
+            wanted = shape[axis] - 1 - np.flip(ordered, axis).argmax(axis)
+        np.testing.assert_array_equal(found, wanted)
