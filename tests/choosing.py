@@ -3,9 +3,9 @@ their own, or too few for their time.
 
 `make choose-tests` records them (`tests.recording`) and writes ``tests/left.txt``. A test stays if
 it is cheap or if nothing but it tells (`KEPT`: kernels by format and instruction, the C runtime and
-the tree itself, none of which coverage sees); of the others whichever takes most new branches for its time, again
-and again, while there are some that are worth it. A fixture costs the first test that needs it. A
-test that is new stays, as it is in no list.
+the tree itself, none of which coverage sees); of the others whichever takes most new branches for
+its time, again and again, while there are some that are worth it. A fixture costs the first test
+that needs it. A test that is new stays, as it is in no list.
 
 After Rothermel et al., "Prioritizing Test Cases for Regression Testing" (2001), additional branch
 coverage, for seconds as Malishevsky et al. weigh it (2006).
