@@ -61,24 +61,24 @@ def place_of_extreme(x: Any, axis: int, *, keep: bool, largest: bool, last: bool
 def _place_in_rows(x: Any, *, keep: bool, largest: bool, last: bool) -> Any:
     """Along memory in two steps, both of whole vectors: the extreme, then who is equal to it.
 
-    Of NaN alone the first: nothing is equal to it.
+    The least place, from the end for the `last`. Of NaN alone it is 0: nothing is equal to NaN.
     """
     axis = len(x.shape) - 1
     top = extreme(x, [axis], True, largest=largest)
-    bound = tirx.const(-1 if last else 2**31 - 1, "int32")
-    fold = tirx.max if last else tirx.min
-    reducer = te.comm_reducer(lambda a, b: fold(a, b), lambda _: bound, name="place")
+    none, end = tirx.max_value("int32"), x.shape[axis] - 1
+    reducer = te.comm_reducer(lambda a, b: tirx.min(a, b), lambda _: none, name="place")
 
     def entry(at: Sequence[Any], over: Sequence[Any]) -> Any:
-        row = (*at[:-1], tirx.const(0, "int64"))
-        here = tirx.Select(x(*at) == top(*row), over[0].var.astype("int32"), bound)
-        return reducer(here, axis=over)
+        row, i = (*at[:-1], tirx.const(0, "int64")), over[0].var
+        place = (end - i if last else i).astype("int32")
+        return reducer(tirx.Select(x(*at) == top(*row), place, none), axis=over)
 
     found = _reduced(x, [axis], keep, entry)
 
     def place(*i: Any) -> Any:
-        none = found(*i) == bound
-        return tirx.Select(none, tirx.const(0, "int64"), found(*i).astype("int64"))
+        least = found(*i).astype("int64")
+        counted = end.astype("int64") - least if last else least
+        return tirx.Select(found(*i) == none, tirx.const(0, "int64"), counted)
 
     return te.compute(found.shape, place, "place")
 

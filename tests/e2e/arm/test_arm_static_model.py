@@ -59,6 +59,7 @@ def test_cycles_of_kernels_add_up(words: Callable[[str], Path], tmp_path: Path) 
     assert longer["instructions"] > 1.5 * report["instructions"]
 
 
+@pytest.mark.all_cases
 def test_modules_that_cannot_be_judged_are_refused(
     words: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -147,6 +147,7 @@ _others = [pytest.param(d, marks=pytest.mark.all_cases) for d in documents if d 
 each_document = pytest.mark.parametrize("document", [README, *_others], ids=name_of)
 
 
+@pytest.mark.all_cases
 @each_document
 def test_documents_are_what_one_can_do(document: Path, folder: Path) -> None:
     text = document.read_text(encoding="utf-8")
