@@ -5,7 +5,9 @@ their own, or too few for their time.
 it is cheap or if nothing but it tells (`KEPT`: kernels by format and instruction, the C runtime and
 the tree itself, none of which coverage sees); of the others whichever takes most new branches for
 its time, again and again, while there are some that are worth it. A fixture costs the first test
-that needs it. A test that is new stays, as it is in no list.
+that needs it. A test that is new stays, as it is in no list. What is kept outside of fixtures
+(`compiled_once`, modules of `words`) costs the first test that wants it: the next time another may
+be dear.
 
 After Rothermel et al., "Prioritizing Test Cases for Regression Testing" (2001), additional branch
 coverage, for seconds as Malishevsky et al. weigh it (2006).
