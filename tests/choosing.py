@@ -106,21 +106,11 @@ def choose(
 
     for test in [t for t in waiting.values() if t.name.startswith(KEPT) or price(t) < CHEAP_S]:
         take(test)
-    worth = {name: new(test) / price(test) for name, test in waiting.items()}
-    while worth:
-        # What is left of another's worth is at most what it was, unless its fixture is paid by now.
-        best = max(worth, key=worth.__getitem__)
-        test = waiting[best]
-        now = new(test) / price(test)
-        if now >= 0.99 * worth[best]:
-            if now < LEAST:
-                break
-            take(test)
-            del worth[best]
-            for name in [n for n in worth if waiting[n].needs & test.needs]:
-                worth[name] = new(waiting[name]) / price(waiting[name])
-        else:
-            worth[best] = now
+    while waiting:
+        best = max(waiting.values(), key=lambda test: new(test) / price(test))
+        if new(best) < LEAST * price(best):
+            break
+        take(best)
     for test in [t for t in waiting.values() if price(t) < CHEAP_S]:
         take(test)
     return stay

@@ -60,7 +60,7 @@ def time_modules(
     """
     if not modules:
         return None
-    from apq_tvm.bench.timing import Candidate, interleave
+    from apq_tvm.bench.timing import interleave, repeated
 
     candidates, about = {}, {}
     count = threads
@@ -75,7 +75,7 @@ def time_modules(
         for width in module_widths(manifest):
             name = f"{path.name}@{width}" if width else path.name
             call_module(package, call, width)  # refused inputs are said before anything is timed
-            candidates[name] = Candidate(_repeat(partial(call_module, package, call, width)))
+            candidates[name] = repeated(partial(call_module, package, call, width))
             bits = float(width) or stored_bits(manifest)["bits_per_weight"]
             about[name] = {"module": str(path), "scheme": " ".join(schemes), "width": width,
                            "bits": bits}  # fmt: skip
@@ -89,11 +89,3 @@ def time_modules(
             for name, timing in timings.items()
         ],
     }
-
-
-def _repeat(work: Any) -> Any:
-    def run(repeats: int) -> None:
-        for _ in range(repeats):
-            work()
-
-    return run

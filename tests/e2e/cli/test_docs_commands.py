@@ -23,7 +23,7 @@ from apq_tvm.bench.emulator import COMPILERS, EMULATORS, INSTALL
 from apq_tvm.cli.main import app
 from apq_tvm.errors import BadInput
 from tests.docs_model import write_folder
-from tests.docs_text import DOCUMENTS, README, Block, blocks, commands, name_of, pending
+from tests.docs_text import DOCUMENTS, Block, blocks, commands, name_of, pending
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("torch")
@@ -143,12 +143,10 @@ def run_python(document: Path, block: Block) -> list[str]:
 
 
 documents = [d for d in DOCUMENTS if any(b.language == "sh" for b in blocks(d))]
-_others = [pytest.param(d, marks=pytest.mark.all_cases) for d in documents if d != README]
-each_document = pytest.mark.parametrize("document", [README, *_others], ids=name_of)
 
 
 @pytest.mark.all_cases
-@each_document
+@pytest.mark.parametrize("document", documents, ids=name_of)
 def test_documents_are_what_one_can_do(document: Path, folder: Path) -> None:
     text = document.read_text(encoding="utf-8")
     for tool in TOOLS:

@@ -97,29 +97,27 @@ def test_signature_and_manifest(module: ModuleType) -> None:
     assert module.manifest["library"]["name"] == "mixed_module"
 
 
-def unaligned(array: Array) -> Array:
+def _past_a_line(array: Array, offset: int) -> Array:
+    """So many bytes behind a multiple of 64."""
     block = np.zeros(array.nbytes + 128, np.uint8)
-    start = -block.ctypes.data % 64 + array.itemsize  # a multiple of the item, not of 64
+    start = -block.ctypes.data % 64 + offset
     view = block[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     view[...] = array
     return view
+
+
+def unaligned(array: Array) -> Array:
+    """At a multiple of the item, not of 16."""
+    return _past_a_line(array, array.itemsize)
 
 
 def as_numpy_has_it(array: Array) -> Array:
     """At a multiple of 16, where kernels take it as it is."""
-    block = np.zeros(array.nbytes + 128, np.uint8)
-    start = -block.ctypes.data % 64 + 16
-    view = block[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    view[...] = array
-    return view
+    return _past_a_line(array, 16)
 
 
 def odd_address(array: Array) -> Array:
-    block = np.zeros(array.nbytes + 128, np.uint8)
-    start = -block.ctypes.data % 64 + 3
-    view = block[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    view[...] = array
-    return view
+    return _past_a_line(array, 3)
 
 
 def transposed(array: Array) -> Array:
