@@ -16,14 +16,15 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 # Files of Python are compiled once, not by each of some hundred processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all choose-tests fuzz lint clean check-tools arm-tools
+.PHONY: help demo test test-all test-every choose-tests fuzz lint clean check-tools arm-tools
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo   compile a real sentence encoder to 4 and 8 bits; print accuracy and speed"
 	@echo "make test   install what the tests need, then lint, type-check and test"
-	@echo "make test-all   every pair of values of every test's parameters, without lint: make test takes every value"
-	@echo "make choose-tests   record the tests, and choose anew which of them 'make test' leaves to 'make test-all'"
+	@echo "make test-all   what a change is judged by: all that reaches code of its own, in a quarter of an hour, without lint"
+	@echo "make test-every   every pair of values of every test's parameters, an hour"
+	@echo "make choose-tests   record them all, and choose anew which of them 'make test' and 'make test-all' leave"
 	@echo "make fuzz FUZZ_SECONDS=1800   each fuzzer for so long, then new examples of properties; with clang's libFuzzer and atheris where they are"
 	@echo "make lint   ruff and mypy only"
 	@echo "make arm-tools   install what tests and 'bench static' need for 64-bit Arm (Debian)"
@@ -42,10 +43,13 @@ test: $(VENV)/.test $(VENV)/.model
 test-all: $(VENV)/.test $(VENV)/.model
 	$(PYTEST) --all-cases $(PYTEST_ARGS)
 
+test-every: $(VENV)/.test $(VENV)/.model
+	$(PYTEST) --every-case $(PYTEST_ARGS)
+
 choose-tests: $(VENV)/.test $(VENV)/.model
 	$(PIP) coverage
 	rm -rf build/recorded
-	$(PYTEST) --with-left --record build/recorded
+	$(PYTEST) --every-case --record build/recorded
 	$(BIN)/python -m tests.choosing build/recorded
 
 # What is found lies in build/fuzz. apt-get install clang libclang-rt-dev, pip install atheris: without

@@ -1,13 +1,13 @@
-"""Which tests `make test` leaves to `make test-all`: those that take no branch of the product of
-their own, or too few for their time.
+"""Which tests `make test` leaves to `make test-all`, and that to `make test-every`: those that take
+no branch of the product of their own, or too few for their time.
 
-`make choose-tests` records them (`tests.recording`) and writes ``tests/left.txt``. A test stays if
-it is cheap or if nothing but it tells (`KEPT`: kernels by format and instruction, the C runtime and
-the tree itself, none of which coverage sees); of the others whichever takes most new branches for
-its time, again and again, while there are some that are worth it. A fixture costs the first test
-that needs it. A test that is new stays, as it is in no list. What is kept outside of fixtures
-(`compiled_once`, modules of `words`) costs the first test that wants it: the next time another may
-be dear.
+`make choose-tests` records all of them (`tests.recording`) and writes ``tests/left/*.txt``. A test
+stays if it is cheap or if nothing but it tells (`Limits.kept`: kernels by format and instruction,
+the C runtime and the tree itself, none of which coverage sees); of the others whichever takes most
+new branches for its time, again and again, while there are some that are worth it. A fixture costs
+the first test that needs it. A test that is new stays, as it is in no list. What is kept outside of
+fixtures (`compiled_once`, modules of `words`) costs the first test that wants it: the next time
+another may be dear.
 
 After Rothermel et al., "Prioritizing Test Cases for Regression Testing" (2001), additional branch
 coverage, for seconds as Malishevsky et al. weigh it (2006).
@@ -16,30 +16,54 @@ coverage, for seconds as Malishevsky et al. weigh it (2006).
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LEFT = Path(__file__).with_name("left.txt")
+LEFT = Path(__file__).with_name("left")
 
-CHEAP_S = 0.3
-"""CPU seconds, as recorded, of a test that stays whatever it does."""
 
-LEAST = 6
-"""New branches that a second of a test must take."""
+@dataclass(frozen=True)
+class Limits:
+    """What stays.
 
-KEPT = ("tests/conformance/", "tests/node_cases/", "tests/e2e/module/", "tests/unit/test_")
+    Parameters
+    ----------
+    kept : tuple of str
+        Beginnings of names that stay.
+    cheap_s : float
+        CPU seconds, as recorded, of a test that stays whatever it does.
+    least : float
+        New branches that a second of another test must take.
+    """
 
-Branches = frozenset[int]
+    kept: tuple[str, ...]
+    cheap_s: float
+    least: float
+
+
+TEST = Limits(
+    ("tests/conformance/", "tests/node_cases/", "tests/e2e/module/", "tests/unit/test_"), 0.3, 6
+)
+ALL = Limits(("tests/conformance/", "tests/node_cases/", "tests/e2e/cli/test_docs_"), 0.1, 1)
+
+
+def left(command: str) -> frozenset[str]:
+    """Names of tests and of cases that ``make test`` or ``make test-all`` leaves to the next."""
+    return frozenset((LEFT / f"{command}.txt").read_text().splitlines())
 
 
 @dataclass(frozen=True)
 class Case:
-    """A test as recorded: without what shared fixtures cost and execute."""
+    """A test as recorded: without what shared fixtures cost and execute; whether `make test` runs
+    it or leaves it.
+    """
 
     name: str
+    of_values: bool
     cpu: float
     needs: frozenset[str]
 
@@ -58,7 +82,8 @@ class Recorded:
         found = cls()
         for path in sorted(folder.glob("tests-*.jsonl")):
             for row in map(json.loads, path.read_text().splitlines()):
-                found.tests.append(Case(row["name"], row["cpu"], frozenset(row["needs"])))
+                needs = frozenset(row["needs"])
+                found.tests.append(Case(row["name"], row["of_values"], row["cpu"], needs))
                 found.fixtures |= row["made"]
         known: dict[tuple[str, int, int], int] = {}
         for path in sorted(folder.glob("coverage.*")):
@@ -66,6 +91,18 @@ class Recorded:
                 at = known.setdefault(branch, len(known))
                 found.branches.setdefault(context, set()).add(at)
         return found
+
+    def seconds(self, names: Set[str]) -> float:
+        """Of tests and of the fixtures that they need."""
+        chosen = [test for test in self.tests if test.name in names]
+        needed = set[str]().union(*(test.needs for test in chosen))
+        return sum(test.cpu for test in chosen) + sum(self.fixtures.get(n, 0.0) for n in needed)
+
+    def missing(self, names: Set[str]) -> int:
+        """Branches that others alone take."""
+        needed = set[str]().union(*(test.needs for test in self.tests if test.name in names))
+        kept = (self.branches.get(name, set()) for name in ("", *names, *needed))
+        return len(set[int]().union(*self.branches.values()).difference(*kept))
 
 
 def _covered(path: Path) -> Iterable[tuple[str, tuple[str, int, int]]]:
@@ -84,36 +121,65 @@ def _covered(path: Path) -> Iterable[tuple[str, tuple[str, int, int]]]:
         yield context.rpartition("|")[2], tuple(branch)
 
 
-def choose(
-    tests: Iterable[Case], fixtures: Mapping[str, float], branches: Mapping[str, set[int]]
-) -> set[str]:
-    """The names of those that stay."""
-    stay, paid, have = set[str](), set[str](), set(branches.get("", ()))
-    waiting = {test.name: test for test in tests}
+class Choice:
+    """Tests that stay, one after the other.
 
-    def price(test: Case) -> float:
-        return test.cpu + sum(fixtures.get(name, 0.0) for name in test.needs - paid)
+    Parameters
+    ----------
+    recorded : Recorded
+    """
 
-    def take(test: Case) -> None:
-        del waiting[test.name]
-        stay.add(test.name)
-        have.update(*(branches.get(name, ()) for name in (test.name, *test.needs)))
-        paid.update(test.needs)
+    def __init__(self, recorded: Recorded) -> None:
+        self.stay = set[str]()
+        self._fixtures, self._branches = recorded.fixtures, recorded.branches
+        self._paid = set[str]()
+        self._have = set(self._branches.get("", ()))
 
-    def new(test: Case) -> int:
-        taken = (branches.get(name, set()) for name in (test.name, *(test.needs - paid)))
-        return len(set().union(*taken) - have)
+    def add(self, tests: Iterable[Case], limits: Limits) -> set[str]:
+        """The names of those that stay, of these and of all before."""
+        waiting = {test.name: test for test in tests if test.name not in self.stay}
 
-    for test in [t for t in waiting.values() if t.name.startswith(KEPT) or price(t) < CHEAP_S]:
-        take(test)
-    while waiting:
-        best = max(waiting.values(), key=lambda test: new(test) / price(test))
-        if new(best) < LEAST * price(best):
-            break
-        take(best)
-    for test in [t for t in waiting.values() if price(t) < CHEAP_S]:
-        take(test)
-    return stay
+        def take(test: Case) -> None:
+            del waiting[test.name]
+            self._take(test)
+
+        def cheap() -> list[Case]:
+            return [t for t in waiting.values() if self._price(t) < limits.cheap_s]
+
+        for test in [t for t in waiting.values() if t.name.startswith(limits.kept)]:
+            take(test)
+        for test in cheap():
+            take(test)
+        # Whoever waits is worth less than before, unless somebody else paid a fixture.
+        most = {name: math.inf for name in waiting}
+        while waiting:
+            name = max(waiting, key=most.__getitem__)
+            test = waiting[name]
+            if most[name] > (worth := self._worth(test)):
+                most[name] = worth
+                continue
+            if worth < limits.least:
+                break
+            unpaid = test.needs - self._paid
+            take(test)
+            most |= {t.name: math.inf for t in waiting.values() if t.needs & unpaid}
+        for test in cheap():
+            take(test)
+        return set(self.stay)
+
+    def _take(self, test: Case) -> None:
+        self.stay.add(test.name)
+        self._have.update(*(self._branches.get(name, ()) for name in (test.name, *test.needs)))
+        self._paid.update(test.needs)
+
+    def _price(self, test: Case) -> float:
+        return test.cpu + sum(self._fixtures.get(name, 0.0) for name in test.needs - self._paid)
+
+    def _worth(self, test: Case) -> float:
+        """New branches a second."""
+        names = (test.name, *(test.needs - self._paid))
+        taken = set[int]().union(*(self._branches.get(name, ()) for name in names))
+        return len(taken - self._have) / self._price(test)
 
 
 def left_lines(tests: Iterable[Case], stay: set[str]) -> list[str]:
@@ -128,17 +194,17 @@ def left_lines(tests: Iterable[Case], stay: set[str]) -> list[str]:
 
 def main() -> None:
     recorded = Recorded.read(Path(sys.argv[1]))
-    stay = choose(recorded.tests, recorded.fixtures, recorded.branches)
-    lines = left_lines(recorded.tests, stay)
-    LEFT.write_text("".join(f"{line}\n" for line in lines))
-    seconds = sum(test.cpu for test in recorded.tests if test.name in stay)
-    needed = set().union(*(test.needs for test in recorded.tests if test.name in stay))
-    seconds += sum(recorded.fixtures.get(name, 0.0) for name in needed)
-    every = set().union(*recorded.branches.values())
-    kept = (recorded.branches.get(name, set()) for name in ("", *stay, *needed))
-    missing = len(every - set().union(*kept))
-    print(f"{len(stay)} of {len(recorded.tests)} tests stay: {seconds:.0f} CPU seconds;")
-    print(f"{missing} of {len(every)} branches are taken by others alone")
+    choice = Choice(recorded)
+    first = [test for test in recorded.tests if test.of_values]
+    for command, tests, limits in (("test", first, TEST), ("test-all", recorded.tests, ALL)):
+        stay = choice.add(tests, limits)
+        lines = left_lines(tests, stay)
+        (LEFT / f"{command}.txt").write_text("".join(f"{line}\n" for line in lines))
+        print(
+            f"make {command}: {len(stay)} of {len(recorded.tests)} tests, "
+            f"{recorded.seconds(stay):.0f} CPU seconds; {recorded.missing(stay)} branches are "
+            "taken by others alone"
+        )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """Which cases of a large product run: enough for every value, or every pair of values.
 
 A test of hundreds of cases is a product of a few lists. `make test` takes few cases that together
-have every value of every parameter, of a record every field; `make test-all` (``--all-cases``) so
-many more that they have every pair of values: of two parameters the whole product, of more a
-covering array. What `tests.choosing` found to take nothing of its own for its time (``left.txt``)
-is of `make test-all`, too. Tests of one short list, whose rows somebody chose, run whole, but for
-rows marked ``all_cases`` and for all but two of the seeds of random decisions. A test marked
-``few(n)`` is one whose kernels `tests/conformance` runs too: `make test` takes the `n` cases that
-add most, and `make test-all` the cover of every value. Every pair may be left to one case: what
-would be skipped on every machine must be in no list.
+have every value of every parameter, of a record every field; `make test-every` (``--every-case``)
+so many more that they have every pair of values: of two parameters the whole product, of more a
+covering array. Between them is `make test-all` (``--all-cases``): both leave what `tests.choosing`
+found to take nothing of its own for its time (`LEFT`). Tests of one short list, whose rows somebody
+chose, run whole, but for rows marked ``all_cases`` and for all but two of the seeds of random
+decisions. A test marked ``few(n)`` is one whose kernels `tests/conformance` runs too: `make test`
+takes the `n` cases that add most, and others the cover of every value. Every pair may be left to
+one case: what would be skipped on every machine must be in no list.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Hashable, Iterator, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
 
 import pytest
 
 from apq_tvm.tune.space import cover
-from tests.choosing import LEFT
+from tests.choosing import left
 
 SEEDS = 2
 """So many seeds of a parameter ``seed``."""
+
+OF_VALUES = pytest.StashKey[bool]()
+"""Of an item: whether it is needed for every value, as those of `make test` are."""
 
 Value = tuple[str, Hashable]
 """(parameter or field, value)"""
@@ -34,51 +37,56 @@ FEW = 12
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--all-cases``: every pair of values of every test's parameters; ``--further-cases``."""
-    parser.addoption("--all-cases", action="store_true", help="every pair of values of products")
-    parser.addoption("--with-left", action="store_true", help="also what tests/left.txt leaves")
+    """Which cases: ``--all-cases``, ``--every-case``, ``--further-cases``."""
+    parser.addoption("--all-cases", action="store_true", help="those of make test-all")
+    parser.addoption("--every-case", action="store_true", help="those of make test-every")
     parser.addoption(
-        "--further-cases", action="store_true", help="of --all-cases those that make test leaves"
+        "--further-cases", action="store_true", help="of make test-all those that make test leaves"
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases that cover nothing new, unless all are asked for or named one by one."""
+    """Leave out what another command runs, unless cases are named one by one."""
     if any("[" in arg for arg in config.args):
         return
+    of_values = {item for cases in _by_test(items) for item in _of_values(cases)}
+    for item in items:
+        item.stash[OF_VALUES] = item in of_values
+    taken = {item for item in of_values if not _is_left(item, "test")}
     further = config.getoption("--further-cases")
-    left = set() if config.getoption("--with-left") else set(LEFT.read_text().splitlines())
-    taken = _taken(items, every=further or config.getoption("--all-cases"), left=left)
-    if further:
-        taken -= _taken(items, every=False, left=left)
+    if further or config.getoption("--all-cases") or config.getoption("--every-case"):
+        every = {item for cases in _by_test(items) for item in _of_pairs(cases)}
+        if not config.getoption("--every-case"):
+            every = {item for item in every if not _is_left(item, "test-all")}
+        taken = every - taken if further else every | taken
     left_out = [item for item in items if item not in taken]
     if left_out:
         items[:] = [item for item in items if item in taken]
         config.hook.pytest_deselected(items=left_out)
 
 
-def _taken(items: Sequence[pytest.Item], every: bool, left: Set[str]) -> set[pytest.Item]:
-    """The cases of ``make test``, or of ``make test-all``: these and others beside them.
-
-    Parameters
-    ----------
-    items : sequence of pytest.Item
-    every : bool
-        Of ``make test-all``.
-    left : set of str
-        Names of tests and cases that are of it alone.
-    """
+def _by_test(items: Sequence[pytest.Item]) -> Iterable[list[pytest.Item]]:
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    taken: set[pytest.Item] = set()
-    for cases in tests.values():
-        first = _chosen([case for case in cases if not _for_all_cases(case)])
-        if every:
-            taken |= first | _chosen(cases, every, first)
-        else:
-            taken |= {c for c in first if not {c.nodeid, c.nodeid.partition("[")[0]} & left}
-    return taken
+    return tests.values()
+
+
+def _is_left(item: pytest.Item, command: str) -> bool:
+    """Whether ``make command`` leaves it to the next."""
+    marked = command == "test-all" and item.get_closest_marker("every_case") is not None
+    return marked or not left(command).isdisjoint((item.nodeid, item.nodeid.partition("[")[0]))
+
+
+def _of_values(cases: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Of one test, those of `make test` before any are left."""
+    return _chosen([case for case in cases if not _for_all_cases(case)])
+
+
+def _of_pairs(cases: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Of one test, these and what every pair needs beside them."""
+    first = _of_values(cases)
+    return first | _chosen(cases, every=True, first=first)
 
 
 def _chosen(
@@ -99,9 +107,10 @@ def _chosen(
 
 
 def _for_all_cases(item: pytest.Item) -> bool:
-    """Whether it is marked ``all_cases``, or has random decisions of a later seed."""
+    """Whether it is marked so, or has random decisions of a later seed."""
     values = getattr(getattr(item, "callspec", None), "params", {})
-    return item.get_closest_marker("all_cases") is not None or values.get("seed", 0) >= SEEDS
+    marked = any(item.get_closest_marker(name) for name in ("all_cases", "every_case"))
+    return marked or values.get("seed", 0) >= SEEDS
 
 
 def pairs(case: Set[Value]) -> frozenset[tuple[Value, ...]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from covering import OF_VALUES
 
 CONTEXT = "APQ_RECORDED_TEST"
 """Variable of the environment: the test or fixture that runs, for processes that it starts."""
@@ -101,7 +102,13 @@ class Recorder:
         self._call_it(item.nodeid)
         result = yield
         own = _cpu() - began - self._shared()
-        row = {"name": item.nodeid, "cpu": own, "needs": _needs(item), "made": self._made}
+        row = {
+            "name": item.nodeid,
+            "of_values": item.stash[OF_VALUES],
+            "cpu": own,
+            "needs": _needs(item),
+            "made": self._made,
+        }
         with self._rows.open("a") as file:
             file.write(json.dumps(row) + "\n")
         return result

@@ -21,3 +21,9 @@ def test_a_sample_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_case(part: int, cases: list[Case], folder: Path) -> None:
     check_part(part, TARGET, cases, folder)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_other_case(part: int, cases: list[Case], folder: Path) -> None:
+    check_part(part, TARGET, cases, folder, others=True)

@@ -1,33 +1,40 @@
-"""Which tests are left to `make test-all`, and that those that are do exist."""
+"""Which tests are left to a longer run, and that those that are do exist."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.choosing import CHEAP_S, KEPT, LEAST, LEFT, Case, choose, left_lines
+from tests.choosing import ALL, LEFT, TEST, Case, Choice, Limits, Recorded, left, left_lines
 
 ROOT = Path(__file__).resolve().parents[2]
+LIMITS = Limits(("kept",), cheap_s=0.3, least=6)
 
 
 def case(name: str, cpu: float, *needs: str) -> Case:
-    return Case(name, cpu, frozenset(needs))
+    return Case(name, True, cpu, frozenset(needs))
 
 
 def branches(**counts: range) -> dict[str, set[int]]:
     return {name: set(numbers) for name, numbers in counts.items()}
 
 
+def choose(
+    tests: Sequence[Case], fixtures: dict[str, float], taken: dict[str, set[int]]
+) -> set[str]:
+    return Choice(Recorded([*tests], fixtures, taken)).add(tests, LIMITS)
+
+
 def test_what_is_cheap_or_kept_stays() -> None:
-    kept = KEPT[0] + "test_x.py::test_y"
-    tests = [case("cheap", CHEAP_S / 2), case(kept, 99.0), case("dear", 1.0)]
-    assert choose(tests, {}, {}) == {"cheap", kept}
+    tests = [case("cheap", 0.2), case("kept", 99.0), case("dear", 1.0)]
+    assert choose(tests, {}, {}) == {"cheap", "kept"}
 
 
 def test_what_takes_most_new_branches_for_its_time_comes_first() -> None:
     tests = [case("wide", 10.0), case("narrow", 1.0), case("same", 1.0)]
     # Of wide's branches fifty are not new behind narrow, which does as much in a tenth of the time.
-    worth = 50 + 10 * LEAST
+    worth = 50 + 10 * 6
     enough = branches(wide=range(worth), narrow=range(50), same=range(40))
     assert choose(tests, {}, enough) == {"wide", "narrow"}
     few = branches(wide=range(worth - 1), narrow=range(50), same=range(40))
@@ -35,12 +42,28 @@ def test_what_takes_most_new_branches_for_its_time_comes_first() -> None:
 
 
 def test_a_fixture_is_paid_once() -> None:
-    tests = [case("a", CHEAP_S / 2, "model"), case("b", CHEAP_S / 2, "model")]
+    tests = [case("a", 0.2, "model"), case("b", 0.2, "model")]
     few = {"model": set(range(9)), "a": {9}}
     assert choose(tests, {"model": 9.0}, few) == set()
     assert choose(tests, {"model": 0.1}, few) == {"a", "b"}
-    many = {**few, "model": set(range(10 * LEAST))}
+    many = {**few, "model": set(range(10 * 6))}
     assert choose(tests, {"model": 9.0}, many) == {"a", "b"}
+
+
+def test_who_waits_is_worth_more_behind_a_paid_fixture() -> None:
+    tests = [case("a", 1.0, "model"), case("b", 1.0, "model"), case("c", 2.0)]
+    taken = branches(model=range(40), a=range(40, 60), b=range(60, 66), c=range(100, 115))
+    assert choose(tests, {"model": 4.0}, taken) == {"a", "b", "c"}
+
+
+def test_a_longer_run_adds_to_a_shorter() -> None:
+    tests = [case("a", 1.0), case("b", 1.0), case("c", 1.0)]
+    recorded = Recorded(tests, {}, branches(a=range(9), b=range(8), c=range(10)))
+    choice = Choice(recorded)
+    assert choice.add(tests[:2], LIMITS) == {"a"}
+    assert recorded.missing({"a"}) == 1 and recorded.seconds({"a"}) == 1
+    assert choice.add(tests, Limits((), 0.3, 1)) == {"a", "c"}
+    assert recorded.missing({"a", "c"}) == 0
 
 
 def test_functions_stand_for_all_their_cases() -> None:
@@ -49,7 +72,8 @@ def test_functions_stand_for_all_their_cases() -> None:
 
 
 def test_whoever_is_left_exists() -> None:
-    names = {line.partition("[")[0] for line in LEFT.read_text().splitlines()}
+    lines = {line for path in LEFT.glob("*.txt") for line in path.read_text().splitlines()}
+    names = {line.partition("[")[0] for line in lines}
     files = {name.partition("::")[0] for name in names}
     known = {
         f"{file}::{part.name}"
@@ -58,3 +82,10 @@ def test_whoever_is_left_exists() -> None:
         if isinstance(part, ast.FunctionDef)
     }
     assert names <= known
+
+
+def test_what_is_kept_is_in_no_list() -> None:
+    for command, limits in (("test", TEST), ("test-all", ALL)):
+        assert [name for name in left(command) if name.startswith(limits.kept)] == []
+        for start in limits.kept:
+            assert [*ROOT.glob(f"{start}*")], start
