@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sqlite3
 import sys
 from collections.abc import Iterable, Set
@@ -32,23 +33,29 @@ class Limits:
 
     Parameters
     ----------
-    kept : tuple of str
-        Beginnings of names that stay.
+    kept : str
+        Expression that the beginning of a name matches that stays.
     cheap_s : float
         CPU seconds, as recorded, of a test that stays whatever it does.
     least : float
         New branches that a second of another test must take.
     """
 
-    kept: tuple[str, ...]
+    kept: str
     cheap_s: float
     least: float
 
 
-TEST = Limits(
-    ("tests/conformance/", "tests/node_cases/", "tests/e2e/module/", "tests/unit/test_"), 0.3, 6
+EXTREME = r"extreme|saturat|spill|finite|nan_|number_stays|inf[-\]]|nan\d?[-\]]|refuse|error"
+"""What goes wrong seldom, by names of tests and cases."""
+
+TEST = Limits(r"tests/(conformance|node_cases|e2e/module)/|tests/unit/test_", 0.3, 6)
+ALL = Limits(
+    r"tests/(conformance|node_cases|fuzz)/|tests/e2e/cli/test_docs_|"
+    rf"tests/(code|isa|tir|unit)/.*({EXTREME})",
+    cheap_s=0.1,
+    least=1,
 )
-ALL = Limits(("tests/conformance/", "tests/node_cases/", "tests/e2e/cli/test_docs_"), 0.1, 1)
 
 
 def left(command: str) -> frozenset[str]:
@@ -146,7 +153,7 @@ class Choice:
         def cheap() -> list[Case]:
             return [t for t in waiting.values() if self._price(t) < limits.cheap_s]
 
-        for test in [t for t in waiting.values() if t.name.startswith(limits.kept)]:
+        for test in [t for t in waiting.values() if re.match(limits.kept, t.name)]:
             take(test)
         for test in cheap():
             take(test)
