@@ -54,7 +54,7 @@ ALL = Limits(
     r"tests/(conformance|node_cases|fuzz)/|tests/e2e/cli/test_docs_|"
     rf"tests/(code|isa|tir|unit)/.*({EXTREME})",
     cheap_s=0.1,
-    least=1,
+    least=3,
 )
 
 

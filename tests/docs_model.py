@@ -8,6 +8,7 @@ codes, ``decoder.onnx`` one with a cache, ``detector.onnx`` one convolution of i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ import onnx
 
 from tests.cases import gguf_files
 from tests.onnx_models import build, rand
-from tests.small_llama import small_llama
+from tests.small_llama import CONFIG, small_llama
 from tests.unit import tiny_llama
 
 WIDTH, BLOCKS = 64, 3
 LAYERS = ("attention/self/query", "attention/output/dense")
+DECODER = replace(CONFIG, hidden=32, vocabulary=32, kv_heads=2)
+"""Layers of one shape: each of a shape has kernels of its own, at every width."""
+
 WORDS = 1000
 """`apq-tvm bench` makes up ids below this."""
 
@@ -29,7 +33,7 @@ def write_folder(folder: Path) -> None:
     """Write the models and their inputs."""
     onnx.save(encoder(), folder / "model.onnx")
     tiny_llama.write(folder).rename(folder / "lm.onnx")
-    small_llama(folder / "decoder.onnx")
+    small_llama(folder / "decoder.onnx", DECODER)
     heads = tiny_llama.CONFIG.heads, tiny_llama.CONFIG.kv_heads
     gguf_files.llama(folder / "lm.gguf", tiny_llama.weights(), *heads, "Q4_1")
     onnx.save(detector(), folder / "detector.onnx")
