@@ -22,6 +22,7 @@ import sqlite3
 import sys
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 LEFT = Path(__file__).with_name("left")
@@ -58,6 +59,7 @@ ALL = Limits(
 )
 
 
+@cache
 def left(command: str) -> frozenset[str]:
     """Names of tests and of cases that ``make test`` or ``make test-all`` leaves to the next."""
     return frozenset((LEFT / f"{command}.txt").read_text().splitlines())
