@@ -4,11 +4,11 @@ A test of hundreds of cases is a product of a few lists. `make test` takes few c
 have every value of every parameter, of a record every field; `make test-every` (``--every-case``)
 so many more that they have every pair of values: of two parameters the whole product, of more a
 covering array. Between them is `make test-all` (``--all-cases``): both leave what `tests.choosing`
-found to take nothing of its own for its time (``left/``). Tests of one short list, whose rows somebody
-chose, run whole, but for rows marked ``all_cases`` and for all but two of the seeds of random
-decisions. A test marked ``few(n)`` is one whose kernels `tests/conformance` runs too: `make test`
-takes the `n` cases that add most, and others the cover of every value. Every pair may be left to
-one case: what would be skipped on every machine must be in no list.
+found to take nothing of its own for its time. Tests of one short list, whose rows somebody chose,
+run whole, but for rows marked ``all_cases`` and for all but two of the seeds of random decisions. A
+test marked ``few(n)`` is one whose kernels `tests/conformance` runs too: `make test` takes the `n`
+cases that add most, and others the cover of every value. Every pair may be left to one case: what
+would be skipped on every machine must be in no list.
 """
 
 from __future__ import annotations
