@@ -38,24 +38,33 @@ class Limits:
         Expression that the beginning of a name matches that stays.
     cheap_s : float
         CPU seconds, as recorded, of a test that stays whatever it does.
-    least : float
-        New branches that a second of another test must take.
+    kernel : int
+        So many others a branch of what makes kernels is worth (`KERNELS`): one that is wrong there
+        is not seen by who runs another.
     """
 
     kept: str
     cheap_s: float
-    least: float
+    kernel: int
 
+
+LEAST = 6
+"""New branches that a second of another test must take."""
+
+KERNELS = re.compile(
+    r"/(tensorize|schedules|codegen/(cuda|graph|layouts)|apq_tvm/(ops|launches|sessions))/"
+)
+"""Files of the product."""
 
 EXTREME = r"extreme|saturat|spill|finite|nan_|number_stays|inf[-\]]|nan\d?[-\]]|refuse|error"
 """What goes wrong seldom, by names of tests and cases."""
 
-TEST = Limits(r"tests/(conformance|node_cases|e2e/module)/|tests/unit/test_", 0.3, 6)
+TEST = Limits(r"tests/(conformance|node_cases|e2e/module)/|tests/unit/test_", 0.3, kernel=1)
 ALL = Limits(
     r"tests/(conformance|node_cases|fuzz)/|tests/e2e/cli/test_docs_|"
     rf"tests/(code|isa|tir|unit)/.*({EXTREME})",
     cheap_s=0.1,
-    least=3,
+    kernel=6,
 )
 
 
@@ -79,11 +88,14 @@ class Case:
 
 @dataclass
 class Recorded:
-    """What `tests.recording` wrote: tests, seconds of fixtures, branches by either's name."""
+    """What `tests.recording` wrote: tests, seconds of fixtures, branches by either's name; of all
+    branches those of `KERNELS`.
+    """
 
     tests: list[Case] = field(default_factory=list)
     fixtures: dict[str, float] = field(default_factory=dict)
     branches: dict[str, set[int]] = field(default_factory=dict)
+    kernels: set[int] = field(default_factory=set)
 
     @classmethod
     def read(cls, folder: Path) -> Recorded:
@@ -99,6 +111,7 @@ class Recorded:
             for context, branch in _covered(path):
                 at = known.setdefault(branch, len(known))
                 found.branches.setdefault(context, set()).add(at)
+        found.kernels = {at for (path, *_), at in known.items() if KERNELS.search(path)}
         return found
 
     def seconds(self, names: Set[str]) -> float:
@@ -107,11 +120,11 @@ class Recorded:
         needed = set[str]().union(*(test.needs for test in chosen))
         return sum(test.cpu for test in chosen) + sum(self.fixtures.get(n, 0.0) for n in needed)
 
-    def missing(self, names: Set[str]) -> int:
+    def missing(self, names: Set[str]) -> set[int]:
         """Branches that others alone take."""
         needed = set[str]().union(*(test.needs for test in self.tests if test.name in names))
         kept = (self.branches.get(name, set()) for name in ("", *names, *needed))
-        return len(set[int]().union(*self.branches.values()).difference(*kept))
+        return set[int]().union(*self.branches.values()).difference(*kept)
 
 
 def _covered(path: Path) -> Iterable[tuple[str, tuple[str, int, int]]]:
@@ -141,6 +154,7 @@ class Choice:
     def __init__(self, recorded: Recorded) -> None:
         self.stay = set[str]()
         self._fixtures, self._branches = recorded.fixtures, recorded.branches
+        self._kernels = recorded.kernels
         self._paid = set[str]()
         self._have = set(self._branches.get("", ()))
 
@@ -164,10 +178,10 @@ class Choice:
         while waiting:
             name = max(waiting, key=most.__getitem__)
             test = waiting[name]
-            if most[name] > (worth := self._worth(test)):
+            if most[name] > (worth := self._worth(test, limits.kernel)):
                 most[name] = worth
                 continue
-            if worth < limits.least:
+            if worth < LEAST:
                 break
             unpaid = test.needs - self._paid
             take(test)
@@ -184,11 +198,12 @@ class Choice:
     def _price(self, test: Case) -> float:
         return test.cpu + sum(self._fixtures.get(name, 0.0) for name in test.needs - self._paid)
 
-    def _worth(self, test: Case) -> float:
+    def _worth(self, test: Case, kernel: int) -> float:
         """New branches a second."""
         names = (test.name, *(test.needs - self._paid))
         taken = set[int]().union(*(self._branches.get(name, ()) for name in names))
-        return len(taken - self._have) / self._price(test)
+        new = taken - self._have
+        return (len(new) + (kernel - 1) * len(new & self._kernels)) / self._price(test)
 
 
 def left_lines(tests: Iterable[Case], stay: set[str]) -> list[str]:
@@ -211,8 +226,8 @@ def main() -> None:
         (LEFT / f"{command}.txt").write_text("".join(f"{line}\n" for line in lines))
         print(
             f"make {command}: {len(stay)} of {len(recorded.tests)} tests, "
-            f"{recorded.seconds(stay):.0f} CPU seconds; {recorded.missing(stay)} branches are "
-            "taken by others alone"
+            f"{recorded.seconds(stay):.0f} CPU seconds; {len(recorded.missing(stay))} branches are "
+            f"taken by others alone, {len(recorded.missing(stay) & recorded.kernels)} of kernels"
         )
 
 

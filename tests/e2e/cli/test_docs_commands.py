@@ -49,6 +49,7 @@ SMALLER = {
     r"apq-tvm bench profile ": "--seq 8 --threads 1 --seconds 0",
     r"apq-tvm bench static ": "--shape 64x64 --m 1",
     r"apq-tvm bench static-model ": "--seq 8",
+    r"apq-tvm tune --shapes": "--shapes 64x64 --trials 1 --threads 1",
     r"apq-tvm tune .*--log": "--m 1 --trials 1 --threads 1",
     # Not the file that all compilations read.
     r"apq-tvm tune ": "--m 1 --trials 1 --threads 1 --log tuned.json",
