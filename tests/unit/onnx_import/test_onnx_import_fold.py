@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx_models import build, check, ops, rand, save, well_formed
 
-from apq_tvm.errors import UnsupportedModel
+from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.onnx_import import import_onnx
 
 INT = np.int64
@@ -35,6 +35,14 @@ def test_constants_of_any_kind_are_folded(tmp_path: Path) -> None:
     path = save(build(nodes, inputs, "y", {"last": np.array([1])}), tmp_path)
     model = check(path, {"b": 3})
     assert ops(model) == {"Add": 1}
+
+
+def test_constants_that_cannot_be_computed_are_refused(tmp_path: Path) -> None:
+    nodes = [("Gather", "table at", "row"), ("Add", "x row", "y")]
+    weights = {"table": rand(3, 4), "at": np.array([7])}
+    path = save(build(nodes, {"x": ("float32", [1, 4])}, "y", weights), tmp_path)
+    with pytest.raises(ImportFailed, match="Gather 'n_row' cannot be computed: index 7"):
+        import_onnx(path)
 
 
 def test_folding_does_not_blow_up_weights(tmp_path: Path) -> None:
