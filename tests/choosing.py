@@ -224,10 +224,11 @@ def main() -> None:
         stay = choice.add(tests, limits)
         lines = left_lines(tests, stay)
         (LEFT / f"{command}.txt").write_text("".join(f"{line}\n" for line in lines))
+        missing = recorded.missing(stay)
         print(
             f"make {command}: {len(stay)} of {len(recorded.tests)} tests, "
-            f"{recorded.seconds(stay):.0f} CPU seconds; {len(recorded.missing(stay))} branches are "
-            f"taken by others alone, {len(recorded.missing(stay) & recorded.kernels)} of kernels"
+            f"{recorded.seconds(stay):.0f} CPU seconds; {len(missing)} branches are "
+            f"taken by others alone, {len(missing & recorded.kernels)} of kernels"
         )
 
 

@@ -49,13 +49,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what another command runs, unless cases are named one by one."""
     if any("[" in arg for arg in config.args):
         return
-    of_values = {item for cases in _by_test(items) for item in _of_values(cases)}
+    further = config.getoption("--further-cases")
+    longer = further or config.getoption("--all-cases") or config.getoption("--every-case")
+    of_values, every = set[pytest.Item](), set[pytest.Item]()
+    for cases in _by_test(items):
+        first = _chosen([case for case in cases if not _for_all_cases(case)])
+        of_values |= first
+        if longer:
+            every |= first | _chosen(cases, every=True, first=first)
     for item in items:
         item.stash[OF_VALUES] = item in of_values
     taken = {item for item in of_values if not _is_left(item, "test")}
-    further = config.getoption("--further-cases")
-    if further or config.getoption("--all-cases") or config.getoption("--every-case"):
-        every = {item for cases in _by_test(items) for item in _of_pairs(cases)}
+    if longer:
         if not config.getoption("--every-case"):
             every = {item for item in every if not _is_left(item, "test-all")}
         taken = every - taken if further else every | taken
@@ -76,17 +81,6 @@ def _is_left(item: pytest.Item, command: str) -> bool:
     """Whether ``make command`` leaves it to the next."""
     marked = command == "test-all" and item.get_closest_marker("every_case") is not None
     return marked or not left(command).isdisjoint((item.nodeid, item.nodeid.partition("[")[0]))
-
-
-def _of_values(cases: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Of one test, those of `make test` before any are left."""
-    return _chosen([case for case in cases if not _for_all_cases(case)])
-
-
-def _of_pairs(cases: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Of one test, these and what every pair needs beside them."""
-    first = _of_values(cases)
-    return first | _chosen(cases, every=True, first=first)
 
 
 def _chosen(
