@@ -355,6 +355,7 @@ int apq_tune_main(int argc, char **argv) {
     return 2;
   }
   (void)apq_usable_threads(1);
+  (void)apq_ask_for_tiles(); /* not given: kernels that use them are ended by SIGILL, which is told of them */
   int32_t count = 0;
   turns how = {.checked = atoi(option(argc, argv, "check", "0")),
                .loose = atof(option(argc, argv, "loose", "1")),

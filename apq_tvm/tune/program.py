@@ -22,8 +22,8 @@ from apq_tvm.types import Array
 
 SOURCE = Path(__file__).with_suffix(".c")
 
-_THREADS = "cores forks launch openmp places pool team threads workspace worth".split()
-"""Sources of the runtime that kernels need: parallel loops and scratch memory."""
+_THREADS = "cores forks launch openmp places pool team threads tiles workspace worth".split()
+"""Sources of the runtime that kernels need: parallel loops, scratch memory, AMX's tiles."""
 
 INPUT, WEIGHTS, SCRATCH = range(3)
 """Kinds of `Operand`."""

@@ -46,7 +46,7 @@ static int facts(void) {
   printf("memory: %lld\n", (long long)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE));
   printf("hwcap: %lu\nhwcap2: %lu\n", getauxval(AT_HWCAP), getauxval(AT_HWCAP2));
 #if defined(__x86_64__)
-  enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 }; /* as the runtime's machine.c asks */
+  enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 }; /* as the runtime's tiles.c asks */
   printf("tiles: %d\n", syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0);
   cpuinfo("flags");
   cpuinfo("model name");

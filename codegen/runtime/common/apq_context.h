@@ -84,6 +84,8 @@ struct apq_session {
 
 /* The first of the modules (NULL at the end) that this machine, or its GPU `device`, has what it takes for. */
 int apq_choose(const apq_module *const *modules, int32_t device, const apq_module **chosen);
+/* Whether this process may use AMX's tiles from now on (processors, cpu/tiles.c). */
+int apq_ask_for_tiles(void);
 /* After the weights are mapped; `apq_handle_close` takes what there is of a handle. */
 int apq_handle_open(apq_handle *h, int32_t device);
 void apq_handle_close(apq_handle *h);

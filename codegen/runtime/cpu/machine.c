@@ -44,9 +44,6 @@ static int has(const machine *this, const char *name) {
 
 #else
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 typedef struct {
   char text[16384]; /* the first CPU's entry is about 1.5 KB */
   const char *flags;
@@ -66,15 +63,8 @@ static int read_machine(machine *this, const apq_module *m) {
   return APQ_OK;
 }
 
-/* Linux gives a process AMX's tiles when it asks, from 5.16 on: Documentation/arch/x86/xstate.rst. All
- * its threads have them then, and what it starts by fork. Without, their first instruction is a SIGILL. */
-static int has_tiles(void) {
-  enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
-  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
-}
-
 static int has(const machine *this, const char *name) {
-  if (strcmp(name, "amx_tile") == 0 && !has_tiles()) return 0;
+  if (strcmp(name, "amx_tile") == 0 && !apq_ask_for_tiles()) return 0;
   size_t length = strlen(name);
   for (const char *at = this->flags; (at = strstr(at, name)) != NULL; at += length) {
     char before = at[-1], after = at[length];

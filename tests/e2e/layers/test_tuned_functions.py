@@ -79,7 +79,8 @@ def test_records_of_functions_are_verified_by_their_model(
     old = replace(record, schedule="0" * 16)
     records = (record, prepared, old)
     made = list(verify(records, find_profile("host"), Emulated(), tmp_path, functions))
-    assert [(v.good, v.checked) for v in made] == [(True, True), (True, True), (False, False)]
+    verdicts = [(v.good, v.checked) for v in made]
+    assert verdicts == [(True, True), (True, True), (False, False)], [v.why for v in made]
     assert "no softmax of the model has its schedule" in made[2].why and not made[2].bad
     (alone,) = verify([record], find_profile("host"), Emulated(), tmp_path)
     assert not alone.checked and "--model" in alone.why
