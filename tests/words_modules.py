@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-NAMES = {"host": "here", "arm-auto": "auto"}
-"""How a package is called, where not by its target."""
-
 
 @pytest.fixture(scope="session")
 def words_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -31,7 +28,7 @@ def words(words_onnx: Path) -> Callable[[str], Path]:
     def compiled(target: str) -> Path:
         import apq_tvm
 
-        output = words_onnx.parent / target / NAMES.get(target, target.replace("-", "_"))
+        output = words_onnx.parent / target / target.replace("-", "_")
         apq_tvm.compile(words_onnx, output, target=target)
         return output
 

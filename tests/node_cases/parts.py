@@ -9,7 +9,7 @@ from tests.node_cases.cases import Case, collect, every, store
 from tests.node_cases.forms import judged
 from tests.node_cases.judge import Judge
 from tests.node_cases.lists import passing
-from tests.node_cases.typed import typed
+from tests.node_cases.typed import in_turns, typed
 from tests.node_cases.worker import Outcome
 
 FILES = (
@@ -40,9 +40,11 @@ def check_sample(target: str, folder: Path) -> None:
     assert {name: why for name, (kind, why) in outcomes.items() if kind != "passes"} == {}
 
 
-def check_types(cases: Sequence[Case], target: str, folder: Path) -> None:
-    """Every operator at every type: as ONNX Runtime has it, or refused by name."""
-    mine = list(typed(cases))
+def check_types(cases: Sequence[Case], target: str, folder: Path, others: bool = False) -> None:
+    """Every operator at every type: as ONNX Runtime has it, or refused by name. Types that are
+    made alike take turns among the operators; `others` are those whose turn it is not.
+    """
+    mine = [case for case, turn in in_turns(typed(cases)) if turn != others]
     store(mine, folder)
     outcomes = _check(mine, passing(target, of_types=True), Judge(folder, target))
     assert sum(kind == "passes" for kind, _ in outcomes.values()) > len(outcomes) // 2

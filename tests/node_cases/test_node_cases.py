@@ -36,6 +36,11 @@ def test_every_type(cases: list[Case], tmp_path: Path) -> None:
     check_types(cases, TARGET, tmp_path)
 
 
+@pytest.mark.every_case
+def test_every_other_type(cases: list[Case], tmp_path: Path) -> None:
+    check_types(cases, TARGET, tmp_path, others=True)
+
+
 @pytest.mark.all_cases
 def test_every_kind_is_judged_in_both_forms_on_both_targets(cases: list[Case]) -> None:
     """And every case at least once."""

@@ -6,7 +6,7 @@ only has to be compiled and run, or to be refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -26,6 +26,8 @@ TYPES = {
         **{"float": "float32", "double": "float64", "bfloat16": ml_dtypes.bfloat16},
     }.items()
 }
+ALIKE = (("int16", "uint16"), ("uint32", "uint64"), ("float64", "bfloat16"))
+"""Pairs whose kernels are made by the same rules: in `make test-all` an operator has one of two."""
 UNDEFINED = frozenset(("ReduceProd.T.int32",))
 """Overflows, where ONNX Runtime's own result is no remainder."""
 
@@ -45,6 +47,24 @@ def typed(cases: Sequence[Case]) -> Iterator[Case]:
         if single and key not in seen and CONSTANT not in case.name and _of_numbers(case):
             seen.add(key)
             yield from _retyped(case, ".".join(key))
+
+
+def in_turns(cases: Iterable[Case]) -> Iterator[tuple[Case, bool]]:
+    """Each case, and whether it is its type's turn: of two alike an operator has one, the next the
+    other.
+    """
+    pair = {kind: (kinds, turn) for kinds in ALIKE for turn, kind in enumerate(kinds)}
+    last: dict[tuple[str, ...], tuple[str, int]] = {}
+    for case in cases:
+        of, kind = case.name.rsplit(".", 1)
+        if kind not in pair:
+            yield case, True
+            continue
+        kinds, turn = pair[kind]
+        before, number = last.get(kinds, ("", 0))
+        number += of != before
+        last[kinds] = of, number
+        yield case, number % 2 == turn
 
 
 def _of_numbers(case: Case) -> bool:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx_models import build, save
 from typer.testing import CliRunner
 
+import apq_tvm
 from apq_tvm.bench.arm.mca import find_analyser
 from apq_tvm.bench.arm.module import RUNTIME, bench_static_module
 from apq_tvm.bench.trace import INSTALL, QEMU
@@ -65,8 +67,10 @@ def test_modules_that_cannot_be_judged_are_refused(
 ) -> None:
     with pytest.raises(BadTarget, match="time it with bench model"):
         bench_static_module(words("host"))
+    model = save(build([("Relu", "x", "y")], {"x": ("float32", [4])}, "y"), tmp_path)
+    apq_tvm.compile(model, tmp_path / "many", target="arm-auto")
     with pytest.raises(BadTarget, match="arm-auto is for many cores"):
-        bench_static_module(words("arm-auto"))
+        bench_static_module(tmp_path / "many")
     with pytest.raises(BadInput, match="no such folder"):
         bench_static_module(tmp_path / "none")
     with pytest.raises(BadInput, match=r"outside its table of 40 rows.*give some with --inputs"):
