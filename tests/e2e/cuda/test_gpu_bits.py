@@ -13,10 +13,9 @@ from apq_tvm.codegen.cuda.simulator import Simulator
 from apq_tvm.module import load_module
 from tests.onnx_models import build, save
 
-FEW = ("W2A8", "W3zA8", "W4zA3tg128", "W1A1", "W2*A8g128")
+FEW = ("W2A8", "W3zA8", "W4zA3tg128", "W1A1", "W4A1g128", "W2*A8g128")
 REST = (
-    "W1A8", "W2zA8g256", "W3A8g128", "W2A4g128", "W4A4", "W2A6tg256", "W2A2", "W4A1g128", "W2*A8",
-    "W2*A4tg256",
+    "W1A8", "W2zA8g256", "W3A8g128", "W2A4g128", "W4A4", "W2A6tg256", "W2A2", "W2*A8", "W2*A4tg256"
 )  # fmt: skip
 BUILDS = (
     (33, 2600, FEW),
