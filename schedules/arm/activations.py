@@ -7,7 +7,7 @@ from typing import Any
 from tvm import s_tir
 
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.linear.quantize import has_block
+from apq_tvm.schedules.linear.quantize import has_block, schedule_normalization
 from apq_tvm.tensorize.arm.round import round_intrinsic, sum_intrinsic, tree_intrinsic
 from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
@@ -33,6 +33,7 @@ def schedule_bundles(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
     unroll = decide("unroll", (4, 2, 1, 8))
     (task,) = sch.get_loops(sch.get_sblock("task"))
     sch.parallel(task)
+    schedule_normalization(sch)
     bits = int(func.attrs["apq.bits"])
     for suffix in _SUFFIXES:
         if has_block(sch, f"largest{suffix}"):

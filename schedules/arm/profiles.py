@@ -281,7 +281,7 @@ def rules() -> Mapping[str, Callable[..., Any]]:
     """Schedules of PrimFuncs that only these devices have, by ``apq.op``."""
     from apq_tvm.schedules.arm.activations import schedule_bundles
 
-    return {"quantize_bundles": schedule_bundles}
+    return dict.fromkeys(("quantize_bundles", "layernorm_quantize_bundles"), schedule_bundles)
 
 
 def four_dots(features: Iterable[str]) -> tuple[FourDot, ...]:

@@ -11,6 +11,7 @@ from apq_tvm.schedules.decide import Decide, Defaults, Recording
 
 if TYPE_CHECKING:
     from apq_tvm.codegen.layouts import WeightLayout
+    from apq_tvm.ops.activations.normalize import Normalize
     from apq_tvm.ops.graph.shapes import Dim
     from apq_tvm.ops.images.windows import Geometry
     from apq_tvm.ops.linear.spec import LinearSpec
@@ -138,7 +139,12 @@ class Choice:
 
 def prepare_activations(choice: Choice) -> Preparation | None:
     """``(xq, xs, xsum)`` of `apq_tvm.ops.activations.quantize`; x itself for float activations."""
-    from apq_tvm.schedules.linear.quantize import in_bundles, quantize_func, schedule_quantize
+    from apq_tvm.schedules.linear.quantize import (
+        in_bundles,
+        quantize_behind,
+        quantize_func,
+        schedule_quantize,
+    )
 
     spec, scheme = choice.spec, choice.spec.scheme
     if scheme is None or not scheme.integer_acts:
@@ -151,11 +157,16 @@ def prepare_activations(choice: Choice) -> Preparation | None:
     bundles, gather = in_bundles(choice.profile, *sizes), None
     if not bundles and scheme.act_bits > 1:
         gather = partial(windows_func, groups, *sizes)
+
+    def make(decide: Decide, normalize: Normalize | None = None) -> Any:
+        return quantize_func(spec.k, *groups, choice.profile, decide, *sizes, normalize)
+
     return Preparation(
         f"quantize_k{spec.k}_{named}{bits}{zero_point(spec)}",
-        lambda decide: quantize_func(spec.k, *groups, choice.profile, decide, *sizes),
+        make,
         schedule=None if bundles else schedule_quantize,
         gather=gather,
+        behind=lambda producer: quantize_behind(producer, choice.profile, make),
     )
 
 

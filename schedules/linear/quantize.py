@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import s_tir
 
+from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.activations.bundles import quantize_bundles
 from apq_tvm.ops.activations.group_bundles import (
     GroupBundles,
     quantize_group_bundles,
     takes_group_bundles,
 )
+from apq_tvm.ops.activations.normalize import OP, Normalize
 from apq_tvm.ops.activations.quantize import quantize_activations
 from apq_tvm.ops.activations.row_bundles import RowBundles, quantize_row_bundles, takes_bundles
 from apq_tvm.ops.activations.windows import SCRATCH
 from apq_tvm.ops.activations.windows_lines import LineWindows
 from apq_tvm.ops.activations.windows_strips import StripWindows
-from apq_tvm.schedules.decide import Decide
+from apq_tvm.schedules.decide import Decide, Defaults
 from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
 from apq_tvm.tensorize.pairs.tree import tree_of_rows
 from apq_tvm.types import DeviceProfile
@@ -50,6 +53,7 @@ def quantize_func(
     decide: Decide,
     bits: int = 8,
     asymmetric: bool = False,
+    normalize: Normalize | None = None,
 ) -> Any:
     """The unscheduled PrimFunc with this device's choices.
 
@@ -64,18 +68,36 @@ def quantize_func(
         Of one activation.
     asymmetric : bool
         Whether rows have zero points.
+    normalize : Normalize or None
+        What makes x, in the same function.
     """
     rows = task_rows(k, decide)
     if in_bundles(profile, bits, asymmetric):
-        return quantize_bundles(k, act_group, weight_group, rows, bits)
+        return quantize_bundles(k, act_group, weight_group, rows, bits, normalize)
     together = profile.vector_bytes // 4
     grouped = takes_group_bundles(k, act_group, weight_group, bits, together)
     if profile.arch == "x86_64" and grouped:
-        return quantize_group_bundles(k, act_group, together, rows, bits)
+        return quantize_group_bundles(k, act_group, together, rows, bits, normalize)
     if profile.arch == "x86_64" and takes_bundles(k, act_group, weight_group, bits, asymmetric):
-        return quantize_row_bundles(k, together, -(-rows // together) * together)
+        rows = -(-rows // together) * together
+        return quantize_row_bundles(k, together, rows, normalize)
     lanes = decide("lanes", LANES)
-    return quantize_activations(k, act_group, weight_group, lanes, rows, bits, asymmetric)
+    sizes = (k, act_group, weight_group, lanes, rows, bits)
+    return quantize_activations(*sizes, asymmetric, normalize)
+
+
+def quantize_behind(producer: Any, profile: DeviceProfile, make: Callable[..., Any]) -> Any:
+    """The function that makes x and quantizes it, `make`, by the one that makes x alone.
+
+    Raises
+    ------
+    NotApplicable
+        That is no normalization, or none of whole vectors of rows.
+    """
+    op = str(producer.attrs.get("apq.op", ""))
+    if op != "layernorm":
+        raise NotApplicable(f"{op or 'a function of Relax'} and the quantization of x are apart")
+    return make(Defaults(), Normalize(producer, profile.vector_bytes // 4))
 
 
 def schedule_quantize(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
@@ -94,15 +116,24 @@ def schedule_quantize(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
     """
     sch = s_tir.Schedule(func)
     unroll = decide("unroll", (4, 2, 1, 8))
-    if func.attrs["apq.op"] in (StripWindows.name, LineWindows.name):
+    op = str(func.attrs["apq.op"]).removeprefix(OP)
+    if op in (StripWindows.name, LineWindows.name):
         return schedule_strips(sch)
     (task,) = sch.get_loops(sch.get_sblock("task"))
     sch.parallel(task)
-    if func.attrs["apq.op"] in (RowBundles.name, GroupBundles.name):
+    schedule_normalization(sch)
+    if op in (RowBundles.name, GroupBundles.name):
         schedule_trees(sch)
     for suffix in group_suffixes(sch):
         schedule_group(sch, suffix, unroll)
     return sch.mod["main"]
+
+
+def schedule_normalization(sch: Any) -> None:
+    """Sums of `apq_tvm.ops.activations.normalize`, where it is there."""
+    for name in ("mean_sum", "variance_sum"):
+        if has_block(sch, name):
+            _reduce(sch, sch.get_sblock(name), "add", "float32")
 
 
 def schedule_trees(sch: Any) -> None:

@@ -11,8 +11,10 @@ from arm_tools import emulated, needs_qemu
 
 from apq_tvm.codegen.layouts import InterleavedLayout
 from apq_tvm.ops.activations.fold import fold_activations
+from apq_tvm.ops.activations.normalize import Normalize
 from apq_tvm.ops.activations.windows import quantize_windows
 from apq_tvm.ops.few_rows.folded import fold_of
+from apq_tvm.ops.graph.layernorm import layernorm
 from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.schedules.arm.chunks import schedule_fold
 from apq_tvm.schedules.decide import Defaults
@@ -91,6 +93,30 @@ def test_matches_the_reference(
     x[2] = np.arange(k) % 100 - 50 + 0.5
     x[2, ::16] = 127
     expect(x, act, weight, run(x, act, weight, target, tmp_path, bits), bits)
+
+
+@needs_qemu
+@pytest.mark.parametrize(
+    ("k", "group", "target"), [(384, 32, "graviton2"), (300, -1, "cortex-a72")]
+)
+def test_a_normalization_quantizes_its_result(
+    k: int, group: int, target: str, tmp_path: Path
+) -> None:
+    profile, normalize = find_profile(target), Normalize(layernorm(("R", k)), 4)
+    func = quantize_func(k, group, group, profile, Defaults(), normalize=normalize)
+    rng = np.random.default_rng(k)
+    x, (scale, bias) = rng.standard_normal((19, k)), rng.standard_normal((2, k))
+    wanted = (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True) * scale + bias
+    given = (x.astype(np.float32), scale.astype(np.float32), bias.astype(np.float32))
+    padded = -(-k // 32) * 32
+    groups = k // group if group > 0 else 1
+    y, codes = np.zeros((19, k), np.float32), np.full((19, padded), 99, np.int8)
+    scales, sums = np.zeros((19, groups), np.float32), np.zeros((19, groups), np.int32)
+    cpu = "cortex-a72" if target == "cortex-a72" else "neoverse-n1"
+    scheduled = schedule_function(func, profile, Defaults())[0]
+    emulated(scheduled, profile, tmp_path, cpu)(*given, y, codes, scales, sums)
+    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-4)
+    expect(y, group, group, (codes, scales, sums))
 
 
 @needs_qemu

@@ -14,6 +14,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
+from apq_tvm.ops.activations.normalize import Normalize
 from apq_tvm.ops.activations.quantize import Load, Quantize, checked_widths, scale_and_inverse
 from apq_tvm.ops.blocks import each, put
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
@@ -33,7 +34,12 @@ SPAN = 64
 
 
 def quantize_bundles(
-    k: int, act_group: int, weight_group: int, row_block: int, bits: int
+    k: int,
+    act_group: int,
+    weight_group: int,
+    row_block: int,
+    bits: int,
+    normalize: Normalize | None = None,
 ) -> PrimFunc:
     """Quantize rows of float32 activations to int8, or to fewer bits in int8.
 
@@ -43,6 +49,8 @@ def quantize_bundles(
         As in `apq_tvm.ops.activations.quantize.quantize_activations`.
     bits : int
         2..8.
+    normalize : Normalize or None
+        As in `apq_tvm.ops.activations.quantize.quantize_activations`.
 
     Returns
     -------
@@ -57,7 +65,7 @@ def quantize_bundles(
         The groups do not divide each other.
     """
     padded, width, sum_width = checked_widths(k, act_group, weight_group, bits)
-    func = Bundles(k, padded, width, sum_width, CODES, row_block, bits).build()
+    func = Bundles(k, padded, width, sum_width, CODES, row_block, bits).build(normalize)
     return func.with_attr("apq.bits", bits)
 
 

@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K
+from apq_tvm.ops.activations.normalize import Normalize
 from apq_tvm.ops.activations.quantize import checked_widths, scale_and_inverse
 from apq_tvm.ops.activations.row_bundles import RowBundles
 from apq_tvm.ops.blocks import each, reduce_rows
@@ -29,7 +30,12 @@ def takes_group_bundles(k: int, act_group: int, weight_group: int, bits: int, la
 
 
 def quantize_group_bundles(
-    k: int, group: int, lanes: int, row_block: int, bits: int = 8
+    k: int,
+    group: int,
+    lanes: int,
+    row_block: int,
+    bits: int = 8,
+    normalize: Normalize | None = None,
 ) -> PrimFunc:
     """Quantize groups of float32 activations to int8, or to fewer bits in int8.
 
@@ -45,6 +51,8 @@ def quantize_group_bundles(
         Rows in one parallel task.
     bits : int
         2..8.
+    normalize : Normalize or None
+        As in `apq_tvm.ops.activations.quantize.quantize_activations`.
 
     Returns
     -------
@@ -54,7 +62,7 @@ def quantize_group_bundles(
     padded, width, sum_width = checked_widths(k, group, group, bits)
     assert padded == k and group % lanes == 0 and bits > 1
     one = min(32, group)
-    return GroupBundles(lanes, k, padded, width, sum_width, one, row_block, bits).build()
+    return GroupBundles(lanes, k, padded, width, sum_width, one, row_block, bits).build(normalize)
 
 
 class GroupBundles(RowBundles):

@@ -29,6 +29,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.errors import NotApplicable
+from apq_tvm.ops.activations.normalize import OP, Normalize
 from apq_tvm.ops.blocks import argument, each, put, reduce_all, row_tasks
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, f32, i32, i64, magnitude_bits, whole
 
@@ -46,6 +47,7 @@ def quantize_activations(
     row_block: int = 1,
     bits: int = 8,
     asymmetric: bool = False,
+    normalize: Normalize | None = None,
 ) -> PrimFunc:
     """Quantize rows of float32 activations to int8, or to fewer bits in int8.
 
@@ -65,6 +67,8 @@ def quantize_activations(
         1..8: codes lie in [-(2^(bits-1) - 1), 2^(bits-1) - 1]; 1 bit is -1 or +1.
     asymmetric : bool
         Of 8 bits and a scale per row: with a zero point.
+    normalize : Normalize or None
+        What makes x; its arguments come first.
 
     Returns
     -------
@@ -79,7 +83,8 @@ def quantize_activations(
     """
     padded, width, sum_width = checked_widths(k, act_group, weight_group, bits)
     lanes = min(lanes, sum_width)
-    return Quantize(k, padded, width, sum_width, lanes, row_block, bits, asymmetric).build()
+    made = Quantize(k, padded, width, sum_width, lanes, row_block, bits, asymmetric)
+    return made.build(normalize)
 
 
 def checked_widths(k: int, act_group: int, weight_group: int, bits: int) -> tuple[int, int, int]:
@@ -127,20 +132,27 @@ class Quantize:
         self.bits = bits
         self.most = float((1 << (bits - 1)) - 1)
 
-    def build(self) -> PrimFunc:
-        """The PrimFunc: blocks ``task``, ``row``, ``group`` and their steps."""
-        m = tirx.Var("m", "int64")
+    def build(self, normalize: Normalize | None = None) -> PrimFunc:
+        """The PrimFunc: blocks ``task``, ``row``, ``group`` and their steps.
+
+        `normalize` makes x, and its arguments come first.
+        """
+        m, name = tirx.Var("m", "int64"), self.name if normalize is None else OP + self.name
         with IRBuilder() as builder, b.prim_func(s_tir=True):
-            b.func_name(self.name)
-            b.func_attr({"apq.op": self.name, "op_pattern": 8, "tirx.noalias": True})
+            b.func_name(name)
+            b.func_attr({"apq.op": name, "op_pattern": 8, "tirx.noalias": True})
+            source = None if normalize is None else normalize.declare(m)
             self.x = argument("x", (m, self.k), "float32")
             self.xq = self.declare_codes(m)
             self.xs = self.declare_scales(m)
             self.xsum = self.declare_factors("xsum", m, self.padded // self.sum_width, "int32")
             self.declare_more(m)
-            x = self.x[0:m, 0 : self.k]
-            with row_tasks(m, self.row_block, [x], [whole(self.xq)]) as (first, mine):
-                self.task_rows(first, mine)
+            reads, writes = [whole(self.x if source is None else source)], [whole(self.xq)]
+            with row_tasks(m, self.row_block, reads, writes) as (first, mine):
+                if normalize is None:
+                    self.task_rows(first, mine)
+                else:
+                    normalize.then(self.x, first, mine, self.task_rows)
                 self.pad_rows(m, first + mine)
         return builder.get()
 

@@ -13,6 +13,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
+from apq_tvm.ops.activations.normalize import Normalize
 from apq_tvm.ops.activations.quantize import Quantize, checked_widths, negative_order, range_factors
 from apq_tvm.ops.blocks import each, reduce_rows
 from apq_tvm.tensorize.exprs import (
@@ -44,7 +45,9 @@ def takes_bundles(k: int, act_group: int, weight_group: int, bits: int, asymmetr
     return rows and bits == 8 and asymmetric and k % ROUNDED == 0
 
 
-def quantize_row_bundles(k: int, lanes: int, row_block: int) -> PrimFunc:
+def quantize_row_bundles(
+    k: int, lanes: int, row_block: int, normalize: Normalize | None = None
+) -> PrimFunc:
     """Quantize rows of float32 activations to int8, with zero points.
 
     Parameters
@@ -55,6 +58,8 @@ def quantize_row_bundles(k: int, lanes: int, row_block: int) -> PrimFunc:
         32-bit lanes of a vector.
     row_block : int
         Rows in one parallel task, a multiple of `lanes`.
+    normalize : Normalize or None
+        As in `apq_tvm.ops.activations.quantize.quantize_activations`.
 
     Returns
     -------
@@ -63,7 +68,9 @@ def quantize_row_bundles(k: int, lanes: int, row_block: int) -> PrimFunc:
     """
     padded, width, sum_width = checked_widths(k, -1, -1, 8)
     assert padded == k and row_block % lanes == 0
-    return RowBundles(lanes, k, padded, width, sum_width, ROUNDED, row_block, 8, True).build()
+    return RowBundles(lanes, k, padded, width, sum_width, ROUNDED, row_block, 8, True).build(
+        normalize
+    )
 
 
 class RowBundles(Quantize):
