@@ -207,17 +207,36 @@ def space_to_depth(graph: Graph, node: Node) -> list[Node] | None:
     return steps.done(steps.reshape(blocks, n, c * by * by, rows, columns))
 
 
-def squeeze(graph: Graph, node: Node) -> None:
-    """Squeeze without axes: every dimension that is 1 goes, so all must be numbers.
+def squeeze(graph: Graph, node: Node) -> list[Node] | None:
+    """Squeeze of dimensions that only a run knows: they are taken as 1, which it checks.
 
     Raises
     ------
     UnsupportedModel
-        Whether a dimension is 1 is known when the model runs.
+        There are no axes, and whether a dimension is 1 is known when the model runs.
     """
     shape = graph.known_shape(node.inputs[0])
-    if "axes" in node.attrs or len(node.inputs) > 1 or shape is None:
-        return
+    if shape is None:
+        return None
+    if "axes" not in node.attrs and len(node.inputs) < 2:
+        _sure(graph, node, shape)
+        return None
+    axes = graph.weights.get(node.inputs[1]) if len(node.inputs) > 1 else node.attrs["axes"]
+    if axes is None:
+        return None
+    rank = len(shape)
+    dropped = {int(axis) % rank for axis in np.ravel(axes) if -rank <= axis < rank}
+    if not any(equal(shape[axis], 1) is None for axis in dropped):
+        return None
+    steps = Steps(graph, node)
+    whole = [1 if i in dropped else dim for i, dim in enumerate(shape)]
+    sure = steps("apq.AssumeHere", node.inputs[0], shape=tuple(map(as_attr, whole)))
+    rest = [dim for i, dim in enumerate(shape) if i not in dropped]
+    return steps.done(steps.reshape(sure, *rest))
+
+
+def _sure(graph: Graph, node: Node, shape: Sequence[Dim]) -> None:
+    """Every dimension that is 1 goes, so all must be numbers."""
     unsure = {name for dim in shape if equal(dim, 1) is None for name in symbols(dim)}
     if unsure:
         fixed = " ".join(f"--dim {name}=SIZE" for name in sorted(unsure))

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 import apq_tvm
 from apq_tvm.errors import BadInput
 from apq_tvm.module import load_module
-from tests.onnx_models import session_of
+from tests.onnx_models import build, save, session_of
 
 RNG = np.random.default_rng(0)
 POOLS = {
@@ -183,6 +183,24 @@ def test_sizes_that_must_be_equal_are_checked(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(module.InputError, match=words):
             module.run({"x": np.zeros(shape, np.float32)})
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_squeezed_sizes_must_be_one(opset: int, tmp_path: Path) -> None:
+    """Lines of text that pooling brings to one row: PP-OCRv2's recognizer."""
+    axes = {"axes": [2]} if opset < 13 else {}
+    pool = {"kernel_shape": [4, 1], "strides": [4, 1]}
+    nodes = [("MaxPool", "x", "row", pool), ("Squeeze", "row" if axes else "row axes", "y", axes)]
+    weights = {} if axes else {"axes": np.array([-2])}
+    given = {"x": ("float32", ["n", 3, "height", "width"])}
+    path = save(build(nodes, given, "y", weights, opset), tmp_path)
+    apq_tvm.compile(path, tmp_path / "lines", scheme="float")
+    module, session = load_module(tmp_path / "lines"), session_of(path)
+    for shape in ((1, 3, 4, 9), (2, 3, 7, 5)):
+        feeds = {"x": RNG.standard_normal(shape).astype(np.float32)}
+        np.testing.assert_array_equal(module.run(feeds)["y"], session.run(None, feeds)[0])
+    with pytest.raises(module.InputError, match=r"y_assumehere.* to be 1"):
+        module.run({"x": np.zeros((1, 3, 8, 9), np.float32)})
 
 
 def test_dims_are_refused_by_name(tmp_path: Path) -> None:
