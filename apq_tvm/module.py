@@ -73,8 +73,9 @@ def ports(path: AnyPath, manifest: Mapping[str, Any], kind: str = "inputs") -> l
 def load_module(path: AnyPath) -> ModuleType:
     """Import the package in folder `path` without touching ``sys.path``.
 
-    Two folders of one name may be loaded side by side: each gets a name of its own, made of the
-    folder's resolved path.
+    Two folders of one name may be loaded side by side, and a folder that was compiled anew beside
+    what it held before: each gets a name of its own, made of the resolved path and of which
+    manifest lies there.
 
     Raises
     ------
@@ -84,7 +85,9 @@ def load_module(path: AnyPath) -> ModuleType:
     path = Path(path)
     read_manifest(path)
     resolved = path.resolve()
-    digest = hashlib.sha256(str(resolved).encode()).hexdigest()[:12]
+    file = (resolved / "manifest.json").stat()
+    which = f"{resolved}:{file.st_dev}:{file.st_ino}:{file.st_mtime_ns}"
+    digest = hashlib.sha256(which.encode()).hexdigest()[:12]
     name = f"_apq_module_{digest}"
     if name in sys.modules:
         return sys.modules[name]

@@ -50,6 +50,21 @@ def _libc() -> str:
         return "musl"
 
 
+def _loadable(file: Path) -> str:
+    """A path of the library that stands for this file alone.
+
+    The C library's loader knows libraries by their paths: after a compile into the same folder it
+    would give the old one. So files that replaced others are called ``folder/./lib``, and so on;
+    which they are this process keeps in `sys`, for all that import packages anew.
+    """
+    status = file.stat()
+    known: dict[str, list[tuple[int, int]]] = sys.__dict__.setdefault("_apq_tvm_libraries", {})
+    files = known.setdefault(str(file), [])
+    if (which := (status.st_dev, status.st_ino)) not in files:
+        files.append(which)
+    return os.path.join(file.parent, *files.index(which) * ["."], file.name)
+
+
 class Library:
     """The loaded library, its open handle, and contexts that no call is using."""
 
@@ -72,7 +87,7 @@ class Library:
             )
         path = folder / f"lib{self.name}.so"
         try:
-            self.c = ctypes.CDLL(str(path))
+            self.c = ctypes.CDLL(_loadable(path))
             for function in ("last_error", "target", "version"):
                 self.function(function).restype = ctypes.c_char_p
             self.function("stream").restype = ctypes.c_void_p

@@ -260,13 +260,12 @@ class Pixels:
         g, last = u.geometry, len(u.sizes) - 1
         acc = tirx.decl_buffer((pixels * vectors * lanes,), "float32", "acc")
         grid = [(p, v) for p in range(pixels) for v in range(vectors)]
-        one = i64(1)
 
         def place(p: int, v: int) -> Expr:
             at = tirx.const((p * vectors + v) * lanes, "int32")
-            return tirx.Ramp(at, tirx.const(1, "int32"), lanes)
+            return _vector(at, lanes)
 
-        start = tirx.Broadcast(f32(LOWEST if u.largest else 0.0), lanes)
+        start = _splat(f32(LOWEST if u.largest else 0.0), lanes)
         begin = [tirx.BufferStore(acc, start, [place(p, v)]) for p, v in grid]
         step = i64(g.strides[last]) * u.steps[1 + last]
 
@@ -278,7 +277,7 @@ class Pixels:
             def add(i: Expr) -> Stmt:
                 def value(p: int, v: int) -> Expr:
                     at = base + offset + i64(p) * step + firsts[v] + i
-                    return tirx.Broadcast(tirx.BufferLoad(u.x, [at]), lanes)
+                    return _splat(tirx.BufferLoad(u.x, [at]), lanes)
 
                 return taken(number * i64(u.inputs) + i, value)
 
@@ -287,7 +286,7 @@ class Pixels:
         def tap(number: Expr, offset: Expr) -> Stmt:
             def value(p: int, v: int) -> Expr:
                 at = base + offset + i64(p) * step + channel + i64(v * lanes)
-                return tirx.BufferLoad(u.x, [tirx.Ramp(at, one, lanes)])
+                return tirx.BufferLoad(u.x, [_vector(at, lanes)])
 
             return taken(number, value)
 
@@ -297,7 +296,7 @@ class Pixels:
             factors: list[Any] = []
             if u.w is not None:
                 at = [row * i64(u.channels) + channel + i64(v * lanes) for v in range(vectors)]
-                loads = [tirx.BufferLoad(u.w, [tirx.Ramp(a, one, lanes)]) for a in at]
+                loads = [tirx.BufferLoad(u.w, [_vector(a, lanes)]) for a in at]
                 weights, factors = bind_all(loads, "w")
             stores = []
             for p, v in grid:
@@ -358,3 +357,12 @@ class Pixels:
             value = math.activation(str(u.func.attrs["apq.activation"]), value)
         body = tirx.BufferStore(u.y, value, [out + i64(pixel * u.channels) + column + lane])
         return tirx.For(lane, i64(0), i64(u.lanes), tirx.ForKind.SERIAL, body)
+
+
+def _vector(first: Expr, lanes: int) -> Expr:
+    """Where a vector lies; of one channel it is a number."""
+    return first if lanes == 1 else tirx.Ramp(first, tirx.const(1, str(first.ty)), lanes)
+
+
+def _splat(value: Expr, lanes: int) -> Expr:
+    return value if lanes == 1 else tirx.Broadcast(value, lanes)

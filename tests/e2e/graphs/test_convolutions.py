@@ -217,6 +217,17 @@ GRAPHS: dict[str, tuple[Any, ...]] = {
         "p y",
         {"w": weight(20, 8, 1, 1)},
     ),
+    "pools_of_one_channel": (
+        [
+            ("Conv", "x w", "c"),
+            ("MaxPool", "c", "p", {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4}),
+            ("AveragePool", "p", "q", {"kernel_shape": [2, 2], "pads": [1] * 4}),
+            ("Conv", "q v", "y"),
+        ],
+        FLAT,
+        "y",
+        {"w": weight(1, 8, 1, 1), "v": weight(20, 1, 3, 3)},
+    ),
     "average_pool": (
         [
             ("Conv", "x w", "c"),
