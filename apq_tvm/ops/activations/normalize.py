@@ -14,6 +14,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.blocks import argument, each, reduce_all
+from apq_tvm.ops.graph.layernorm import of_last_axis
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, f32, i64
 
 OP = "layernorm_"
@@ -43,14 +44,10 @@ class Normalize:
     """
 
     def __init__(self, layernorm: PrimFunc, lanes: int) -> None:
-        attrs, (x, *rest) = layernorm.attrs, layernorm.params
-        if int(attrs["apq.rows"]) != len(x.shape) - 1 or bool(attrs["apq.statistics"]):
-            raise NotApplicable("a normalization of several axes, or with statistics, is alone")
-        self.k, self.lanes = int(x.shape[-1]), lanes
+        self._epsilon, self._centred, self._biased = of_last_axis(layernorm)
+        self.k, self.lanes = int(layernorm.params[0].shape[-1]), lanes
         if self.k % lanes:
             raise NotApplicable(f"rows of {self.k} columns are no whole vectors of {lanes}")
-        self._epsilon = float(attrs["apq.epsilon"])
-        self._centred, self._biased = "mean" in map(str, attrs["apq.steps"]), len(rest) == 3
 
     def declare(self, m: Expr) -> Buffer:
         """Declare ``(source f32 [M, K], scale [K], [bias [K]])``: the source."""

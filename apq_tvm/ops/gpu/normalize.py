@@ -12,6 +12,7 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.blocks import argument
 from apq_tvm.ops.gpu.quantize import BLOCK, GroupQuantizer
 from apq_tvm.ops.gpu.team import WARP, Team, local, meet, shared
+from apq_tvm.ops.graph.layernorm import of_last_axis
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i64
 
 LONGEST = 11 * 1024
@@ -33,16 +34,13 @@ def normalize_rows(layernorm: PrimFunc, quantizer: GroupQuantizer) -> PrimFunc:
     NotApplicable
         More than the last axis is normalised, statistics are outputs, or rows are too long.
     """
-    attrs, (x, *rest) = layernorm.attrs, layernorm.params
+    epsilon, centred, biased = of_last_axis(layernorm)
     factors = quantizer.factors
-    if int(attrs["apq.rows"]) != len(x.shape) - 1 or bool(attrs["apq.statistics"]):
-        raise NotApplicable("a normalization of several axes, or with statistics, is alone")
     if factors.padded > LONGEST:
         raise NotApplicable(f"rows of {factors.padded} columns do not fit into shared memory")
     # Not more threads than have four columns each.
     threads = next(t for t in (BLOCK, 128, 64, WARP) if 4 * t <= factors.k or t == WARP)
-    kernel = _Kernel(quantizer, threads, float(attrs["apq.epsilon"]))
-    return kernel.build(rms="mean" not in map(str, attrs["apq.steps"]), bias=len(rest) == 3)
+    return _Kernel(quantizer, threads, epsilon).build(rms=not centred, bias=biased)
 
 
 class _Kernel:

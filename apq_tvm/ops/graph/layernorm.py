@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import te, tirx
 
+from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.graph.shapes import Dim, Symbols
 
 
@@ -77,6 +78,20 @@ def layernorm(
 def _row(index: Sequence[Any], first: int) -> Sequence[Any]:
     """Where the statistics of an element's row are."""
     return (*index[:first], *(tirx.const(0, "int64") for _ in index[first:]))
+
+
+def of_last_axis(layernorm: Any) -> tuple[float, bool, bool]:
+    """Epsilon of a `layernorm` of rows, whether it is centred, and whether it has a bias.
+
+    Raises
+    ------
+    NotApplicable
+        More than the last axis is normalised, or statistics are outputs.
+    """
+    attrs, (x, *rest) = layernorm.attrs, layernorm.params
+    if int(attrs["apq.rows"]) != len(x.shape) - 1 or bool(attrs["apq.statistics"]):
+        raise NotApplicable("a normalization of several axes, or with statistics, is alone")
+    return float(attrs["apq.epsilon"]), "mean" in map(str, attrs["apq.steps"]), len(rest) == 3
 
 
 def _statistics(
