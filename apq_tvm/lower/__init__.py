@@ -36,7 +36,15 @@ from apq_tvm.lower.relax_import import import_graph
 from apq_tvm.lower.run_sizes import RunSizeLowering
 from apq_tvm.lower.shapes import ShapeLowering
 from apq_tvm.lower.views import view_constants
-from apq_tvm.types import WEIGHT_INPUT, Array, ImportedModel, LoweredModel, PackedModel
+from apq_tvm.lower.where_read import where_read
+from apq_tvm.types import (
+    WEIGHT_INPUT,
+    Array,
+    DeviceProfile,
+    ImportedModel,
+    LoweredModel,
+    PackedModel,
+)
 
 if TYPE_CHECKING:
     from apq_tvm.schedules.decide import DecideOf
@@ -109,7 +117,7 @@ def lower(
         mod = import_graph(model, converters, params, hidden, variables, dims)
         linears.finish()
         mod = prepare_behind(mod, linears.always_prepared())
-        mod = _fuse(view_constants(mod), model)
+        mod = _fuse(view_constants(mod), model, packed.plan.profile)
     return LoweredModel(
         packed, mod, params, linears.variants, linears.funcs, linears.preparations,
         attentions.declined, linears.gathered,
@@ -130,7 +138,7 @@ def _params(packed: PackedModel) -> tuple[dict[str, Array], dict[str, dict[str, 
     return params, of_layer
 
 
-def _fuse(mod: tvm.IRModule, model: ImportedModel) -> tvm.IRModule:
+def _fuse(mod: tvm.IRModule, model: ImportedModel, profile: DeviceProfile) -> tvm.IRModule:
     """Legalize and fuse what is still Relax; our PrimFuncs are opaque to this.
 
     Raises
@@ -151,6 +159,7 @@ def _fuse(mod: tvm.IRModule, model: ImportedModel) -> tvm.IRModule:
         # A schedule would hide that a PrimFunc only renames indices.
         relax.transform.RewriteDataflowReshape(),
         views_again,
+        *(() if profile.gpu else (where_read,)),
         relax.transform.DeadCodeElimination(),
     )
     for each in passes:

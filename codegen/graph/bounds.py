@@ -9,13 +9,14 @@ and write, and are checked before the kernel runs. Blocks that guard their reads
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, tirx
 from tvm.sym import Analyzer, IntervalSet
 
 from apq_tvm.schedules.graph.exprs import call_name, collect
+from apq_tvm.schedules.graph.maker import maker_of
 
 _LARGEST = (1 << 31) - 1
 
@@ -89,7 +90,20 @@ def find_accesses(func: Any) -> tuple[list[Reach], list[Lookup]]:
                 sizes = tuple(size for size in spans if _constant(size) is None)
                 key = f"{number} {highest} {extent} {sizes}"
                 found.setdefault(key, Reach(number, highest, extent, sizes))
+    made = maker_of(func)
+    if made is not None:
+        _of_maker(*made, found, lookups)
     return list(found.values()), list(lookups)
+
+
+def _of_maker(maker: Any, place: int, found: dict[str, Reach], lookups: dict[Lookup, None]) -> None:
+    """Add those of what makes an argument, whose inputs stand in its place."""
+    reaches, ids = find_accesses(maker)
+    for reach in reaches:
+        if reach.argument < len(maker.params) - 1:
+            moved = replace(reach, argument=reach.argument + place)
+            found[f"made {moved}"] = moved
+    lookups.update(dict.fromkeys(replace(each, ids=each.ids + place) for each in ids))
 
 
 def _constant(extent: Any) -> int | None:

@@ -17,6 +17,7 @@ from apq_tvm.codegen.graph.calls import symbols_at
 from apq_tvm.codegen.graph.plain import Tensor
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.schedules.graph.exprs import collect
+from apq_tvm.schedules.graph.maker import shape_at
 
 _REDUCE = 2  # IterVar.iter_type
 
@@ -69,9 +70,11 @@ class Products:
 def _of_attention(func: Any, args: Sequence[Tensor | str]) -> str:
     """Of each number of q and of y, one with every key (`apq_tvm.ops.graph.attention`)."""
     number, axis = (int(i) for i in func.attrs["apq.work_along"])
-    q, along, y = (args[i] for i in (0, number, -1))
-    assert isinstance(q, Tensor) and isinstance(along, Tensor) and isinstance(y, Tensor)
-    sizes = (" * ".join(f"(int64_t){dim}" for dim in tensor.dims) for tensor in (q, y))
+    along, y = args[number], args[-1]
+    assert isinstance(along, Tensor) and isinstance(y, Tensor)
+    symbols = symbols_at(func, args)
+    q = [c_expr(extent, symbols) for extent in shape_at(func, 0)]
+    sizes = (" * ".join(f"(int64_t){dim}" for dim in dims) for dims in (q, y.dims))
     return f"({' + '.join(sizes)}) * {along.dims[axis]}"
 
 

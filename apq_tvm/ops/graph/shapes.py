@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tvm_ffi
 from tvm import tirx
 
 Dim = int | str
@@ -39,3 +40,22 @@ def stored_index(order: Sequence[int], logical: Sequence[Any]) -> list[Any]:
     for position, axis in enumerate(order):
         index[axis] = logical[position]
     return index
+
+
+def symbols_of(inputs: Sequence[Any], params: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """What the symbols of tensors' shapes are, where others take their places."""
+    return [
+        (mine, theirs)
+        for given, param in zip(inputs, params, strict=True)
+        for mine, theirs in zip(given.shape, param.shape, strict=True)
+        if isinstance(mine, tirx.Var)
+    ]
+
+
+def substituted(e: Any, places: Sequence[tuple[Any, Any]]) -> Any:
+    """`e` with expressions in the places of variables."""
+
+    def visit(var: Any) -> Any:
+        return next((place for known, place in places if known.same_as(var)), var)
+
+    return tvm_ffi.structural_map(e, (tirx.Var, visit))

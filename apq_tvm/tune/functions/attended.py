@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from tvm import sym, tirx
 
 from apq_tvm.ops.graph.attention import PACK, Attended
+from apq_tvm.ops.graph.shapes import substituted
+from apq_tvm.schedules.graph.maker import maker_of, shape_at
+from apq_tvm.tune.functions.plain import plain_function
 from apq_tvm.tune.program import Expected
 from apq_tvm.types import Array
 
@@ -24,20 +28,40 @@ def consistent(func: Any, shapes: Sequence[Shape]) -> tuple[Shape, ...] | None:
         order = [int(p) for p in func.attrs["apq.order"]]
         packed = (-(-shapes[0][order[0]] // PACK), *shapes[1][1:])
         return (shapes[0], packed) if packed[1] == shapes[0][order[1]] else None
-    spec = Attended.of(func)
-    tokens, blocks = shapes[2][spec.order_values[0]], shapes[1][0]
-    if blocks != -(-tokens // PACK) and isinstance(_const(func.params[1].shape[0]), int):
+    spec, first = Attended.of(func), _keys_at(func)
+    q, keys, values, *rest = _with_q(func, shapes)
+    tokens, blocks = values[spec.order_values[0]], keys[0]
+    if blocks != -(-tokens // PACK) and isinstance(_const(func.params[first].shape[0]), int):
         return None
-    made = [*shapes]
-    made[1] = (-(-tokens // PACK), *shapes[1][1:])
-    logical = [shapes[0][p] for p in spec.order]
-    same = made[1][1] == logical[0] == shapes[2][spec.order_values[1]]
+    keys = (-(-tokens // PACK), *keys[1:])
+    logical = [q[p] for p in spec.order]
+    same = keys[1] == logical[0] == values[spec.order_values[1]]
     if spec.masked:
-        mask = shapes[3]
+        mask = rest[0]
         scores = (*logical[:-1], tokens)[-len(mask) :]
         same = same and all(m in (1, s) for m, s in zip(mask, scores, strict=True))
-    out = [(*logical[:-1], shapes[2][spec.order_values[-1]])[p] for p in spec.order_out]
-    return tuple(made) if same and tuple(out) == tuple(shapes[-1]) else None
+    out = [(*logical[:-1], values[spec.order_values[-1]])[p] for p in spec.order_out]
+    fitting = (*shapes[:first], keys, *shapes[first + 1 :])
+    return fitting if same and tuple(out) == tuple(shapes[-1]) else None
+
+
+def _keys_at(func: Any) -> int:
+    """Which argument packed keys are: in front of them is q, or what it is made of."""
+    made = maker_of(func)
+    return len(made[0].params) - 1 if made else 1
+
+
+def _with_q(func: Any, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+    """Shapes with that of q in the place of what it is made of."""
+    sizes = {
+        dim: tirx.const(size, "int64")
+        for param, shape in zip(func.params, shapes, strict=True)
+        for dim, size in zip(param.shape, shape, strict=True)
+        if isinstance(dim, tirx.Var)
+    }
+    q = [substituted(extent, list(sizes.items())) for extent in shape_at(func, 0)]
+    known = tuple(int(sym.Analyzer().simplify(extent)) for extent in q)
+    return (known, *shapes[_keys_at(func) :])
 
 
 def _const(extent: Any) -> Any:
@@ -54,18 +78,19 @@ def inputs_of(func: Any, shapes: Sequence[Shape], seed: int) -> list[list[Array]
     dtypes = [str(p.dtype) for p in func.params[:-1]]
     if str(func.attrs["apq.op"]) == "pack_keys":
         return [[(size * rng.standard_normal(shapes[0])).astype(dtypes[0]) for size in (1, 60)]]
-    spec = Attended.of(func)
+    spec, first = Attended.of(func), _keys_at(func)
+    of_keys, of_values, *rest = shapes[first:]
     sets = []
     for size, kind in ((1.0, "some"), (20.0, "causal"), (0.0, "all"), (1.0, "first")):
-        q = size * rng.standard_normal(shapes[0])
-        values = rng.standard_normal(shapes[2])
-        tokens = shapes[2][spec.order_values[0]]
-        keys = rng.standard_normal((shapes[1][0] * PACK, *shapes[1][1:-1]))
+        arrays = [size * rng.standard_normal(shape) for shape in shapes[:first]]
+        values = rng.standard_normal(of_values)
+        tokens = of_values[spec.order_values[0]]
+        keys = rng.standard_normal((of_keys[0] * PACK, *of_keys[1:-1]))
         keys[tokens:] = np.nan
-        packed = keys.reshape(-1, PACK, *shapes[1][1:-1]).transpose(0, 2, 3, 4, 1)
-        arrays = [q, packed, values]
+        packed = keys.reshape(-1, PACK, *of_keys[1:-1]).transpose(0, 2, 3, 4, 1)
+        arrays += [packed, values]
         if spec.masked:
-            arrays.append(_mask(kind, shapes[3], rng))
+            arrays.append(_mask(kind, rest[0], rng))
         if spec.sink:
             arrays.append(rng.standard_normal(shapes[-2]))
         sets.append([np.ascontiguousarray(a, d) for a, d in zip(arrays, dtypes, strict=True)])
@@ -90,9 +115,9 @@ def expected_of(func: Any, arrays: Sequence[Array], shape: Shape) -> Expected:
     """What one set of inputs gives."""
     if str(func.attrs["apq.op"]) == "pack_keys":
         return _packed([int(p) for p in func.attrs["apq.order"]], arrays[0], shape)
-    spec = Attended.of(func)
-    q, packed, values = (np.asarray(a, np.float64) for a in arrays[:3])
-    rest = [np.asarray(a, np.float64) for a in arrays[3:]]
+    spec, first = Attended.of(func), _keys_at(func)
+    q = _made(func, arrays[:first])
+    packed, values, *rest = (np.asarray(a, np.float64) for a in arrays[first:])
     mask = rest.pop(0) if spec.masked else np.zeros(())
     rows, columns = q.transpose(spec.order), values.transpose(spec.order_values)
     logical = rows.shape[:-1]
@@ -118,6 +143,18 @@ def expected_of(func: Any, arrays: Sequence[Array], shape: Shape) -> Expected:
     y = y.transpose(spec.order_out).reshape(-1, shape[-1])
     reach = float(np.abs(values).max())
     return Expected(y.astype(np.float32), np.full(len(y), ERROR * reach, np.float32))
+
+
+def _made(func: Any, arrays: Sequence[Array]) -> Array:
+    """q, which is given, or made by the plain function."""
+    made = maker_of(func)
+    if made is None:
+        return np.asarray(arrays[0], np.float64)
+    shapes = [a.shape for a in arrays]
+    rest = [tuple(1 for _ in param.shape) for param in func.params[len(arrays) :]]
+    q = np.zeros(_with_q(func, (*shapes, *rest))[0], np.float32)
+    plain_function(made[0])([np.ascontiguousarray(a, np.float32) for a in arrays], q)
+    return q.astype(np.float64)
 
 
 def _packed(order: Sequence[int], keys: Array, shape: Shape) -> Expected:

@@ -12,6 +12,8 @@ from apq_tvm.ops.graph.attention import Attended
 from apq_tvm.ops.graph.shapes import stored_index
 from apq_tvm.schedules.graph.attention.codes import padded
 from apq_tvm.schedules.graph.attention.scratch import BLOCK, Rows
+from apq_tvm.schedules.graph.made import Made
+from apq_tvm.schedules.graph.maker import maker_of
 from apq_tvm.schedules.graph.panel import flat_views, strides
 from apq_tvm.tensorize.exprs import Expr, Stmt, i64
 
@@ -46,6 +48,9 @@ class Problem:
     width: int
     columns: int
     """Of a row of q in scratch."""
+    made: Made | None
+    """What q is made of, where it is no argument."""
+    vector_bytes: int
     key_scales: Any = None
     value_scales: Any = None
     scale_steps: tuple[Expr, ...] = ()
@@ -59,10 +64,13 @@ class Problem:
         return sym.Analyzer().simplify((self.tokens + i64(keys - 1)) // i64(keys))
 
 
-def read_problem(func: Any, dot: FourDot | None = None) -> tuple[list[Stmt], Problem]:
+def read_problem(
+    func: Any, vector_bytes: int, dot: FourDot | None = None
+) -> tuple[list[Stmt], Problem]:
     """Views of the arguments, and what they mean; int8 keys are for `dot`, if there is one."""
-    spec, params = Attended.of(func), list(func.params)
+    spec = Attended.of(func)
     declared, views = flat_views(func)
+    made, params, views = _made(func, views)
     rest = list(zip(params[3:-1], views[3:-1], strict=True))
     scales = [rest.pop(0) for _ in range(2 * spec.coded)]
     mask = rest.pop(0) if spec.masked else None
@@ -81,12 +89,24 @@ def read_problem(func: Any, dot: FourDot | None = None) -> tuple[list[Stmt], Pro
         keys.shape[1], int(keys.shape[2]), logical[-2],
         values.shape[spec.order_values[0]], size, int(y.shape[-1]),
         padded(size) if spec.coded else size,
+        made, vector_bytes,
     )  # fmt: skip
     if scales:
         steps = strides(scales[0][0].shape)
         by_scale = {"key_scales": scales[0][1], "value_scales": scales[1][1]}
         problem = replace(problem, **by_scale, scale_steps=tuple(steps[:3]), dot=dot)
     return declared, problem
+
+
+def _made(func: Any, views: list[Any]) -> tuple[Made | None, list[Any], list[Any]]:
+    """What q is made of, if it is, and arguments and views with one in its place."""
+    params, known = list(func.params), maker_of(func)
+    if known is None:
+        return None, params, views
+    count = len(known[0].params) - 1
+    made = Made.of(known[0]).through(params[:count], views[:count])
+    q = tirx.decl_buffer(made.shape, "float32", "q")
+    return made, [q, *params[count:]], [None, *views[count:]]
 
 
 def _grouped(steps: Sequence[Expr], group: int) -> tuple[Expr, ...]:

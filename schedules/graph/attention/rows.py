@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import sym, tirx
 
 from apq_tvm.ops.graph.attention import PACK
+from apq_tvm.ops.graph.shapes import stored_index
 from apq_tvm.schedules.graph.attention.block import Block
 from apq_tvm.schedules.graph.attention.codes import coded_row
 from apq_tvm.schedules.graph.attention.problem import Problem
@@ -21,6 +22,7 @@ from apq_tvm.schedules.graph.attention.scratch import (
     runs,
     slots,
 )
+from apq_tvm.schedules.graph.made import Made, in_vectors
 from apq_tvm.schedules.graph.panel import is_const, loop
 from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i32, i64
 
@@ -144,15 +146,10 @@ class Task:
         p, s = self.p, self.scratch
         parts, (row,) = slots([tirx.min(self.first + r, self.whole - i64(1))], "row")
         query, head = self._place(row)
-        binds, (at,) = slots([self._offset(p.q_steps, query, head)], "from")
-        parts += binds
-        for begin, lanes in runs(p.size):
-            place: Any = at + i64(begin) * p.q_steps[4]
-            place = place if lanes == 1 else tirx.Ramp(place, p.q_steps[4], lanes)
-            value = tirx.BufferLoad(p.q, [place])
-            factor: Any = f32(p.spec.scale)
-            factor = factor if lanes == 1 else tirx.Broadcast(factor, lanes)
-            parts.append(s.store(s.q, r * i64(p.columns) + i64(begin), value * factor, lanes))
+        if p.made is not None:
+            parts += self._computed(p.made, r, query, head)
+        else:
+            parts += self._loaded(r, query, head)
         for begin, lanes in runs(p.columns - p.size):
             zero: Any = f32(0.0) if lanes == 1 else tirx.Broadcast(f32(0.0), lanes)
             parts.append(s.store(s.q, r * i64(p.columns) + i64(p.size + begin), zero, lanes))
@@ -161,6 +158,36 @@ class Task:
         if p.mask is not None:
             parts.append(s.store(s.hidden, r, self._offset(p.mask_steps, query, head)))
         return tirx.stmt_seq(*parts, s.store(s.before, r, f32(-float("inf"))))
+
+    def _computed(self, made: Made, r: Expr, query: Expr, head: Expr) -> list[Stmt]:
+        """A row of q that is no argument."""
+        p, s = self.p, self.scratch
+        binds, (query, head) = slots([query, head], "of")
+        logical = {
+            3: [self.batch, query],
+            4: [self.batch, self.head * i64(p.spec.group) + head, query],
+            5: [self.batch, self.head, head, query],
+        }[len(p.spec.order)]
+
+        def store(column: Expr, value: Expr) -> Stmt:
+            return s.store(s.q, r * i64(p.columns) + column, value * f32(p.spec.scale))
+
+        def element(column: Expr) -> Expr:
+            return made.at(stored_index(p.spec.order, [*logical, column]))
+
+        return [*binds, in_vectors(i64(p.size), p.vector_bytes, element, store)]
+
+    def _loaded(self, r: Expr, query: Expr, head: Expr) -> list[Stmt]:
+        p, s = self.p, self.scratch
+        parts, (at,) = slots([self._offset(p.q_steps, query, head)], "from")
+        for begin, lanes in runs(p.size):
+            place: Any = at + i64(begin) * p.q_steps[4]
+            place = place if lanes == 1 else tirx.Ramp(place, p.q_steps[4], lanes)
+            value = tirx.BufferLoad(p.q, [place])
+            factor: Any = f32(p.spec.scale)
+            factor = factor if lanes == 1 else tirx.Broadcast(factor, lanes)
+            parts.append(s.store(s.q, r * i64(p.columns) + i64(begin), value * factor, lanes))
+        return parts
 
     def _rounded(self, r: Expr, dot: FourDot) -> list[Stmt]:
         """Codes of a row of q, and what its sums with int8 keys begin with."""

@@ -51,7 +51,7 @@ def schedule_attention(func: Any, profile: DeviceProfile, decide: Decide) -> Any
     if Attended.of(func).coded:
         dots = {dot.name: dot for dot in four_dots(profile)}
         dot = dots.get(decide("scores", (*dots, "float")))
-    views, p = read_problem(func, dot)
+    views, p = read_problem(func, profile.vector_bytes, dot)
     wide = profile.vector_bytes >= 64
     narrow = profile.vector_bytes == 16 and profile.vector_registers < 32
     most = decide("rows", (3, 2) if narrow else (6, 4, 3))
