@@ -38,9 +38,7 @@ def legalize_reshape(bb: relax.BlockBuilder, call: Any, derived: Mapping[str, Ex
     extents = list(shape.values)
     given = getattr(call.args[0].ty.shape, "values", None)
     known = all(isinstance(extent, tirx.IntImm) for extent in (*(given or ()), *extents))
-    if known:  # TVM proves what is a view
-        return bb.call_te(topi.reshape, call.args[0], shape, primfunc_name_hint="reshape")
-    groups = None if given is None else alike(list(given), extents, derived)
+    groups = None if given is None or known else alike(list(given), extents, derived)
 
     def reshaped(x: Any) -> Any:
         if groups is None:

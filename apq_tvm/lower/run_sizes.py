@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from tvm import relax, te, tirx
+from tvm import relax, sym, te, tirx
 
 from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.fusion import ALONE
 from apq_tvm.lower.linear import known_shape
-from apq_tvm.lower.nodes import Shapes, call
+from apq_tvm.lower.nodes import Shapes, call, same
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops.graph.numbers import RULES
@@ -130,14 +130,18 @@ class RunSizeLowering:
         )
 
     def tile(self, bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-        """``apq.Tile``."""
-        shape = self._dims.shape(node.attrs["shape"])
+        """``apq.Tile``: with an axis for how often, which no index is divided for."""
+        wanted, given = self._dims.shape(node.attrs["shape"]), known_shape(inputs[0], node)
+        simplify, split, places = sym.Analyzer().simplify, list[Any](), list[int]()
+        for whole, own in zip(wanted, given, strict=True):
+            times = simplify(tirx.floordiv(whole, own))
+            if not same(times, tirx.const(1, "int64")):
+                split.append(times)
+            places.append(len(split))
+            split.append(own)
 
         def made(x: Any) -> Any:
-            def element(*i: Any) -> Any:
-                at = [tirx.floormod(j, e) for j, e in zip(i, x.shape, strict=True)]
-                return x(*at)
+            return te.compute(split, lambda *i: x(*(i[place] for place in places)), "tile")
 
-            return te.compute(shape, element, "tile")
-
-        return bb.emit_te(made, inputs[0], primfunc_name_hint="tile", primfunc_attrs=ALONE)
+        tiled = bb.emit_te(made, inputs[0], primfunc_name_hint="tile", primfunc_attrs=ALONE)
+        return tiled if len(split) == len(wanted) else reshape(tiled, wanted)

@@ -59,7 +59,8 @@ end.
                                     count [1]; ``sorted``, ``shapes``, ``dtypes``
 ``apq.NonMaxSuppression(b, s, ..)`` rows [most, 3], count [1]; ``center``, ``shapes``, ``dtypes``
 ``apq.TopK(x)``                     ``axis``, ``largest``, ``shapes``, ``dtypes``; ``apq.OneHot(x,
-                                    values)``, ``apq.Tile(x)``: ``shape``; all of symbolic sizes
+                                    values)``, ``apq.Tile(x)``: ``shape``; of symbolic sizes, and
+                                    every Tile
 ==================================  ==========================================================
 
 Loops and branches are flat too: `apq_tvm.onnx_import.symbolic.regions` describes the operators at

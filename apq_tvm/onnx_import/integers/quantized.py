@@ -225,28 +225,15 @@ def dynamic_quantize_matmul(graph: Graph, node: Node) -> list[Node]:
     UnsupportedModel
         Weights that are no constant matrix with one scale per column.
     """
-    name = f"{node.op.removeprefix('com.microsoft.')} {node.name!r}"
     if node.op.endswith("DynamicQuantizeMatMul"):
         x, weight, scale, zero, bias = (*node.inputs, "", "")[:5]
         nodes: list[Node] = []
         why = "activations are rounded by the scheme, not by the file's DynamicQuantizeMatMul"
     else:
         a, weight, a_scale, scale, a_zero, zero, bias = (*node.inputs, "", "", "")[:7]
-        x = graph.fresh(f"{node.name}.a")
-        inputs = (a, a_scale, a_zero) if a_zero else (a, a_scale)
-        nodes = [Node("DequantizeLinear", graph.fresh(f"{node.name}.input"), inputs, (x,))]
-        rounding = graph.made_by(a, "DynamicQuantizeLinear")
-        why = ""
-        if rounding is not None and rounding.outputs[1:] == (a_scale, a_zero):
-            x, nodes = rounding.inputs[0], []
-            why = "activations are rounded by the scheme, not by the file's DynamicQuantizeLinear"
-    source = f"{node.op.removeprefix('com.microsoft.')} of {graph.dtype(weight)}"
-    matrix = columns(graph, weight, scale, zero, source, node)
-    if matrix is None:
-        raise UnsupportedModel(
-            f"{name}: its weight {graph.describe(weight)} must be a constant matrix of "
-            f"{', '.join(CODE_BITS)} with one constant scale per column or for all"
-        )
+        x, nodes = unrounded(graph, node, a, a_scale, a_zero)
+        why = graph.notes.get(node.name, "")
+    matrix = matrix_of(graph, node, weight, scale, zero)
     if why:
         graph.notes[node.name] = why
     y = graph.fresh(f"{node.name}.product") if bias else node.outputs[0]
@@ -256,4 +243,35 @@ def dynamic_quantize_matmul(graph: Graph, node: Node) -> list[Node]:
     return nodes
 
 
-__all__ = ["dynamic_quantize_matmul", "keep_codes", "standard"]
+def unrounded(graph: Graph, node: Node, a: str, scale: str, zero: str) -> tuple[str, list[Node]]:
+    """What an input of 8 bits was before the file's ``DynamicQuantizeLinear``, with a note on
+    `node`; of another the floats that it means, and the node that makes them."""
+    rounding = graph.made_by(a, "DynamicQuantizeLinear")
+    if rounding is not None and rounding.outputs[1:] == (scale, zero):
+        graph.notes[node.name] = (
+            "activations are rounded by the scheme, not by the file's DynamicQuantizeLinear"
+        )
+        return rounding.inputs[0], []
+    x, given = graph.fresh(f"{node.name}.a"), (a, scale, zero) if zero else (a, scale)
+    return x, [Node("DequantizeLinear", graph.fresh(f"{node.name}.input"), given, (x,))]
+
+
+def matrix_of(graph: Graph, node: Node, weight: str, scale: str, zero: str) -> str:
+    """The float matrix of `columns`, which one of onnxruntime's operators reads.
+
+    Raises
+    ------
+    UnsupportedModel
+        It is no constant matrix with one scale per column.
+    """
+    op = node.op.removeprefix("com.microsoft.")
+    matrix = columns(graph, weight, scale, zero, f"{op} of {graph.dtype(weight)}", node)
+    if matrix is None:
+        raise UnsupportedModel(
+            f"{op} {node.name!r}: its weight {graph.describe(weight)} must be a constant matrix of "
+            f"{', '.join(CODE_BITS)} with one constant scale per column or for all"
+        )
+    return matrix
+
+
+__all__ = ["dynamic_quantize_matmul", "keep_codes", "matrix_of", "standard", "unrounded"]

@@ -13,6 +13,7 @@ from apq_tvm.onnx_import.control.chosen import chosen_sizes
 from apq_tvm.onnx_import.control.loops import loop, move_first, scan
 from apq_tvm.onnx_import.control.sequences import SEQUENCES
 from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.integers.bert import quantized_attention, quantized_embeddings
 from apq_tvm.onnx_import.integers.packed import gather_block_quantized, matmul_nbits
 from apq_tvm.onnx_import.integers.qlinear import QLINEAR
 from apq_tvm.onnx_import.integers.quantized import dynamic_quantize_matmul, standard
@@ -22,6 +23,7 @@ from apq_tvm.onnx_import.operators.classical.rows import ROWS
 from apq_tvm.onnx_import.operators.classical.scores import SCORES
 from apq_tvm.onnx_import.operators.classical.svm import SVM
 from apq_tvm.onnx_import.operators.classical.trees import TREES
+from apq_tvm.onnx_import.operators.contrib import CONTRIB
 from apq_tvm.onnx_import.operators.einsum import einsum
 from apq_tvm.onnx_import.operators.fourier import dft, stft
 from apq_tvm.onnx_import.operators.fused import fused_conv, fused_gemm, fused_matmul
@@ -45,6 +47,7 @@ from apq_tvm.onnx_import.operators.standard import (
     normalization,
     space_to_depth,
     squeeze,
+    tile,
 )
 from apq_tvm.onnx_import.operators.whole_numbers import (
     gemm,
@@ -90,6 +93,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "SpaceToDepth": space_to_depth,
     "Squeeze": squeeze,
     "STFT": stft,
+    "Tile": tile,
     "SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
     "Upsample": resize,
     "apq.EndIf": chosen_sizes,
@@ -107,11 +111,14 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "com.microsoft.MatMulIntegerToFloat": dynamic_quantize_matmul,
     "com.microsoft.MatMulNBits": matmul_nbits,
     "com.microsoft.MultiHeadAttention": multi_head_attention,
+    "com.microsoft.QAttention": quantized_attention,
+    "com.microsoft.QEmbedLayerNormalization": quantized_embeddings,
     "com.microsoft.QuantizeLinear": standard,
     "com.microsoft.RotaryEmbedding": contrib_rotary,
     "com.microsoft.SimplifiedLayerNormalization": simplified_layer_norm,
     "com.microsoft.SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
     **{f"ai.onnx.ml.{op}": rule for op, rule in (ROWS | SCORES | SVM | TREES).items()},
+    **{f"com.microsoft.{op}": rule for op, rule in CONTRIB.items()},
     **OTHER_TYPES,
     **QLINEAR,
     **RANDOM,

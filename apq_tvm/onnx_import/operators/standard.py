@@ -235,6 +235,16 @@ def squeeze(graph: Graph, node: Node) -> list[Node] | None:
     return steps.done(steps.reshape(sure, *rest))
 
 
+def tile(graph: Graph, node: Node) -> list[Node] | None:
+    """Tile where all sizes are numbers: `apq_tvm.lower` has a kernel that divides no index."""
+    shape, repeats = graph.known_shape(node.inputs[0]), graph.weights.get(node.inputs[1])
+    numbers = [dim for dim in shape or () if isinstance(dim, int)]
+    if shape is None or repeats is None or len(numbers) != len(shape):
+        return None  # `apq_tvm.onnx_import.symbolic` knows others
+    whole = tuple(dim * int(times) for dim, times in zip(numbers, repeats.ravel(), strict=True))
+    return [Node("apq.Tile", node.name, node.inputs[:1], node.outputs, {"shape": whole})]
+
+
 def _sure(graph: Graph, node: Node, shape: Sequence[Dim]) -> None:
     """Every dimension that is 1 goes, so all must be numbers."""
     unsure = {name for dim in shape if equal(dim, 1) is None for name in symbols(dim)}

@@ -170,8 +170,6 @@ def _tile(graph: Graph, node: Node) -> Rewritten:
         return node.inputs[0]
     if all(r == 1 or d == 1 for r, d in zip(repeats, source, strict=True)):
         return _expand(graph, node)
-    if all(isinstance(r, int) for r in repeats):
-        return None
     return carried("apq.Tile", node, shape)
 
 

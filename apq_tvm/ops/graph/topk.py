@@ -1,7 +1,8 @@
 """The k best along an axis (ONNX TopK): a heap whose root is the worst of those kept so far.
 
 O(n log k) without scratch memory: the heap lies in the output, and is sorted there at the end. Of
-equal elements the one with the lower index is the better.
+equal elements the one with the lower index is the better. Most elements of a long row are worse
+than the root: whether any of a block is not is found by vectors.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from operator import add
 from typing import Any
 
 from tvm import tirx
+
+BLOCK = 64
+"""Elements that are compared with the root at once."""
 
 
 def topk(dtype: str, k: int | None, *, largest: bool = True) -> Any:
@@ -46,16 +50,23 @@ def topk(dtype: str, k: int | None, *, largest: bool = True) -> Any:
             with b.grid(outer, inner) as loops, b.sblock("topk"):
                 o, i = b.axis.remap("SS", loops)
                 heap = _Heap(b, values, ids, (o, i), _depth(k, size), largest)
-                with b.serial(0, n) as j:
-                    with b.If(j < size):
-                        with b.Then():
-                            heap.hold(x[o, j, i], j)
-                            heap.rise(j)
-                        with b.Else():
-                            root = heap.at(_int(0))
-                            with b.If(heap.worse(*root, x[o, j, i], j)), b.Then():
-                                heap.hold(x[o, j, i], j)
-                                heap.sink(size)
+                with b.serial(0, size) as j:
+                    heap.hold(x[o, j, i], j)
+                    heap.rise(j)
+
+                def take(j: Any) -> None:
+                    with b.If(heap.worse(*heap.at(_int(0)), x[o, j, i], j)), b.Then():
+                        heap.hold(x[o, j, i], j)
+                        heap.sink(size)
+
+                blocks = (n - size) // BLOCK
+                with b.serial(0, blocks) as block:
+                    first = size + block * BLOCK
+                    with b.If(heap.is_behind_any(lambda t: x[o, first + t, i])), b.Then():
+                        with b.serial(0, BLOCK) as t:
+                            take(first + t)
+                with b.serial(0, (n - size) % BLOCK) as t:
+                    take(size + blocks * BLOCK + t)
                 with b.serial(0, size - 1) as r:
                     last = size - 1 - r
                     heap.hold(*heap.at(last))
@@ -89,6 +100,7 @@ class _Heap:
         self._child = b.sblock_alloc_buffer((_int(1),), "int64")
         self._value = b.sblock_alloc_buffer((_int(1),), values.dtype)
         self._index = b.sblock_alloc_buffer((_int(1),), "int64")
+        self._count = b.sblock_alloc_buffer((_int(1),), "int32")
 
     def at(self, place: Any) -> tuple[Any, Any]:
         """Value and index of an entry."""
@@ -99,6 +111,17 @@ class _Heap:
         """Whether (v, j) comes behind (w, m)."""
         behind = v < w if self._largest else v > w
         return tirx.any(behind, tirx.all(v == w, j > m))
+
+    def is_behind_any(self, element: Any) -> Any:
+        """Whether the root comes behind ``element(t)`` for any t of a block behind all so far."""
+        b, root = self._b, self.at(_int(0))[0]
+        b.buffer_store(self._value, root, [0])
+        b.buffer_store(self._count, tirx.const(0, "int32"), [0])
+        with b.serial(0, BLOCK) as t:
+            value, here = element(t), self._value[0]
+            behind = here < value if self._largest else here > value
+            b.buffer_store(self._count, self._count[0] + tirx.Cast("int32", behind), [0])
+        return self._count[0] > 0
 
     def hold(self, value: Any, index: Any) -> None:
         """Keep an entry in the registers."""
