@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
+from itertools import accumulate
 from operator import mul
 from typing import Any
 
@@ -22,12 +23,17 @@ from apq_tvm.lower.relax_import import Convert
 from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops import math
 from apq_tvm.ops.graph.batch_matmul import batch_matmul
+from apq_tvm.ops.graph.concatenate import concatenate
 from apq_tvm.ops.graph.elementwise import activation, gelu
 from apq_tvm.ops.graph.embedding import embedding
 from apq_tvm.ops.graph.layernorm import layernorm
 from apq_tvm.ops.graph.scan import running
 from apq_tvm.ops.graph.softmax import softmax
 from apq_tvm.types import ImportedModel, Node, PackedModel
+
+TOGETHER = 8
+"""Tensors up to which Relax's concatenation, which finds an element by comparing its place with
+where each begins, is cut into plain loops (`apq_tvm.schedules.graph.split_guards`)."""
 
 
 class Shapes:
@@ -142,9 +148,18 @@ def convert_concat(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) ->
     """``Concat``; FuseTIR takes the ``3 + n`` of Relax's own for another extent than ``n + 3``."""
     if len(inputs) == 1:
         return inputs[0]
-    return bb.emit_te(
-        topi.concatenate, list(inputs), node.attrs["axis"], primfunc_name_hint="concatenate"
-    )
+    if len(inputs) <= TOGETHER:
+        return bb.emit_te(
+            topi.concatenate, list(inputs), node.attrs["axis"], primfunc_name_hint="concatenate"
+        )
+    shapes, dtype = Shapes(node), str(inputs[0].ty.dtype)
+    known = [list(known_shape(x, node)) for x in inputs]
+    axis = int(node.attrs["axis"]) % len(known[0])
+    variable = bb.add_func(concatenate([shapes.of(x) for x in inputs], axis, dtype), "concatenate")
+    ends = [sym.Analyzer().simplify(end) for end in accumulate(shape[axis] for shape in known)]
+    begins = [] if all(isinstance(end, tirx.IntImm) for end in ends) else ends[:-1]
+    out = relax.TensorType([*known[0][:axis], ends[-1], *known[0][axis + 1 :]], dtype)
+    return bb.emit(relax.call_tir(variable, [*inputs, *begins], out))
 
 
 def convert_gelu(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:

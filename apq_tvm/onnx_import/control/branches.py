@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from apq_tvm.onnx_import.control.assume import assumed_squeeze
 from apq_tvm.onnx_import.control.bodies import Body, captures, splice
+from apq_tvm.onnx_import.control.nothing import nothing_or_selection
 from apq_tvm.onnx_import.control.sequences import flattened, rebuilt
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
@@ -30,6 +31,9 @@ def branch(graph: Graph, node: Node) -> list[Node]:
     assumed = assumed_squeeze(graph, node)
     if assumed is not None:
         return assumed
+    selected = nothing_or_selection(graph, node) if graph.opset >= 10 else None
+    if selected is not None:
+        return selected
     token = graph.fresh(f"{node.name}.then")
     start, then, given = _inside(graph, node, "Then", first, condition, token)
     other = graph.fresh(f"{node.name}.else")
