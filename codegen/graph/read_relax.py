@@ -349,16 +349,16 @@ class _Reader:
         if not isinstance(value, Tensor) or not isinstance(wanted, relax.TensorType):
             self.leftovers.append("match_cast")
             return
-        if wanted.shape is not None:
-            for have, want in zip(value.dims, wanted.shape, strict=True):
-                if isinstance(want, tirx.Var) and want not in self.names:
-                    self.names[want] = f"({have})"
-                elif c_expr(want, self.names) != have:
-                    text = c_expr(want, self.names)
-                    name = binding.var.name
-                    message = f"these input shapes do not fit: {name} needs {have} to be {text}"
-                    self.regions.require(Condition(f"({have}) == ({text})", message))
-        self.values[binding.var] = value
+        dims = list(value.dims)
+        for axis, (have, want) in enumerate(zip(value.dims, wanted.shape or (), strict=False)):
+            if isinstance(want, tirx.Var) and want not in self.names:
+                self.names[want] = f"({have})"
+            elif (text := c_expr(want, self.names)) != have:
+                name = binding.var.name
+                message = f"these input shapes do not fit: {name} needs {have} to be {text}"
+                self.regions.require(Condition(f"({have}) == ({text})", message))
+                dims[axis] = text  # what a region gives is told apart by it
+        self.values[binding.var] = replace(value, dims=tuple(dims))
 
     def _call(self, variable: Any, call: Any) -> None:
         if isinstance(call.op, ir.GlobalVar):

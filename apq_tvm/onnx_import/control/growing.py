@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from apq_tvm.onnx_import.control.bodies import Body, captures, own_inputs
-from apq_tvm.onnx_import.graph import Graph, Part
+from apq_tvm.onnx_import.graph import Graph, Part, np_dtype
 from apq_tvm.types import Node
 
 
@@ -14,7 +14,7 @@ def collecting(graph: Graph, node: Node) -> tuple[Node, list[Node]]:
     """A Loop without the states that its body only appends to: what it appends is a result more.
 
     Those are states that nothing in the body reads but one ``SequenceInsert`` at the end, or one
-    ``Concat`` that puts them first.
+    ``Concat`` that puts them first, perhaps behind a Cast to the type that they have.
 
     Parameters
     ----------
@@ -32,14 +32,16 @@ def collecting(graph: Graph, node: Node) -> tuple[Node, list[Node]]:
     body: Body = node.attrs["body"]
     own = own_inputs(node)
     count = len(own) - 2
-    added = {i: maker for i in range(count) if (maker := _appends(body, i)) is not None}
+    chains = {i: _appends(body, i, str(graph.dtype(own[2 + i]))) for i in range(count)}
+    added = {i: chain[-1] for i, chain in chains.items() if chain}
     if not added:
         return node, []
+    gone = [id(one) for i in added for one in chains[i]]
     kept = [i for i in range(count) if i not in added]
     inner = replace(
         body,
         inputs=(*body.inputs[:2], *(body.inputs[2 + i] for i in kept)),
-        nodes=tuple(n for n in body.nodes if all(n is not maker for maker in added.values())),
+        nodes=tuple(n for n in body.nodes if id(n) not in gone),
         outputs=(
             body.outputs[0],
             *(body.outputs[1 + i] for i in kept),
@@ -67,12 +69,21 @@ def collecting(graph: Graph, node: Node) -> tuple[Node, list[Node]]:
     return new, behind
 
 
-def _appends(body: Body, state: int) -> Node | None:
-    """The node that appends to a state of a body, if nothing else reads it."""
+def _appends(body: Body, state: int, dtype: str) -> list[Node]:
+    """Copies of a state of a body, and the node that appends to it, if nothing else reads it."""
     before, after = body.inputs[2 + state], body.outputs[1 + state]
     read = Counter(v for inner in body.nodes for v in inner.inputs) + Counter(body.outputs)
-    maker = next((n for n in body.nodes if after in n.outputs), None)
-    if maker is None or maker.op not in ("SequenceInsert", "Concat") or len(maker.inputs) != 2:
-        return None
-    alone = read[before] == read[after] == 1
-    return maker if alone and maker.inputs[0] == before else None
+    chain = list[Node]()
+    while read[before] == 1:
+        reader = next((n for n in body.nodes if before in n.inputs), None)
+        if reader is None:
+            return []
+        chain.append(reader)
+        if after in reader.outputs:
+            appends = reader.op in ("SequenceInsert", "Concat") and len(reader.inputs) == 2
+            return chain if appends and reader.inputs[0] == before and read[after] == 1 else []
+        copies = reader.op == "Cast" and np_dtype(reader.attrs["to"]) == dtype
+        if not copies and reader.op != "Identity":
+            return []
+        (before,) = reader.outputs
+    return []

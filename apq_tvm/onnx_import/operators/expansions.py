@@ -10,6 +10,7 @@ from collections.abc import Callable
 from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.control.branches import branch
 from apq_tvm.onnx_import.control.chosen import chosen_sizes
+from apq_tvm.onnx_import.control.entries import largest_entries
 from apq_tvm.onnx_import.control.loops import loop, move_first, scan
 from apq_tvm.onnx_import.control.sequences import SEQUENCES
 from apq_tvm.onnx_import.graph import Graph
@@ -97,6 +98,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
     "Upsample": resize,
     "apq.EndIf": chosen_sizes,
+    "apq.EndLoop": largest_entries,
     "apq.MoveFirst": move_first,
     "com.microsoft.Attention": packed_attention,
     "com.microsoft.DequantizeLinear": standard,

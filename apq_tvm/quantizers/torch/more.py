@@ -226,6 +226,9 @@ MORE_OPS: dict[str, Callable[..., Any]] = {
     "SpaceToDepth": _space_to_depth,
     "ThresholdedRelu": lambda attrs, x: torch.where(x > attrs.get("alpha", 1.0), x, 0.0),
     "Tile": lambda attrs, x, times: x.repeat([int(t) for t in times.tolist()]),
+    "apq.Tile": lambda attrs, x: x.repeat(
+        [whole // max(own, 1) for whole, own in zip(attrs["shape"], x.shape, strict=True)]
+    ),
     "TopK": _top_k,
     **{
         op: plain(function)
