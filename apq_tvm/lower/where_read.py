@@ -12,9 +12,9 @@ from tvm import ir, relax, tirx
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.lower.mutate import rewritten
+from apq_tvm.schedules.graph.attention.made import Made
+from apq_tvm.schedules.graph.attention.maker import with_maker
 from apq_tvm.schedules.graph.exprs import substitute
-from apq_tvm.schedules.graph.made import Made
-from apq_tvm.schedules.graph.maker import with_maker
 
 READ = {"attention": (0, 1), "cache": (1, 2)}
 """By ``apq.op``: the argument that a function can compute by itself, and by how many it may be

@@ -15,8 +15,8 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.sym import Analyzer, IntervalSet
 
+from apq_tvm.schedules.graph.attention.maker import maker_of
 from apq_tvm.schedules.graph.exprs import call_name, collect
-from apq_tvm.schedules.graph.maker import maker_of
 
 _LARGEST = (1 << 31) - 1
 

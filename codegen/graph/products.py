@@ -16,8 +16,8 @@ from apq_tvm.codegen.graph.c_expr import c_expr
 from apq_tvm.codegen.graph.calls import symbols_at
 from apq_tvm.codegen.graph.plain import Tensor
 from apq_tvm.errors import UnsupportedModel
+from apq_tvm.schedules.graph.attention.maker import shape_at
 from apq_tvm.schedules.graph.exprs import collect
-from apq_tvm.schedules.graph.maker import shape_at
 
 _REDUCE = 2  # IterVar.iter_type
 

@@ -10,7 +10,7 @@ from tvm import sym, tirx
 
 from apq_tvm.ops.graph.attention import PACK, Attended
 from apq_tvm.ops.graph.shapes import substituted
-from apq_tvm.schedules.graph.maker import maker_of, shape_at
+from apq_tvm.schedules.graph.attention.maker import maker_of, shape_at
 from apq_tvm.tune.functions.plain import plain_function
 from apq_tvm.tune.program import Expected
 from apq_tvm.types import Array

@@ -11,9 +11,9 @@ from tvm import sym, tirx
 from apq_tvm.ops.graph.attention import Attended
 from apq_tvm.ops.graph.shapes import stored_index
 from apq_tvm.schedules.graph.attention.codes import padded
+from apq_tvm.schedules.graph.attention.made import Made
+from apq_tvm.schedules.graph.attention.maker import maker_of
 from apq_tvm.schedules.graph.attention.scratch import BLOCK, Rows
-from apq_tvm.schedules.graph.made import Made
-from apq_tvm.schedules.graph.maker import maker_of
 from apq_tvm.schedules.graph.panel import flat_views, strides
 from apq_tvm.tensorize.exprs import Expr, Stmt, i64
 

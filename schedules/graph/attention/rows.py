@@ -12,6 +12,7 @@ from apq_tvm.ops.graph.attention import PACK
 from apq_tvm.ops.graph.shapes import stored_index
 from apq_tvm.schedules.graph.attention.block import Block
 from apq_tvm.schedules.graph.attention.codes import coded_row
+from apq_tvm.schedules.graph.attention.made import Made, in_vectors
 from apq_tvm.schedules.graph.attention.problem import Problem
 from apq_tvm.schedules.graph.attention.scratch import (
     BLOCK,
@@ -22,7 +23,6 @@ from apq_tvm.schedules.graph.attention.scratch import (
     runs,
     slots,
 )
-from apq_tvm.schedules.graph.made import Made, in_vectors
 from apq_tvm.schedules.graph.panel import is_const, loop
 from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i32, i64
 

@@ -18,7 +18,7 @@ from apq_tvm import lower
 from apq_tvm.codegen.build.toolchain import find_toolchain
 from apq_tvm.errors import NotApplicable
 from apq_tvm.module import load_module
-from apq_tvm.schedules.graph.made import Made
+from apq_tvm.schedules.graph.attention.made import Made
 from apq_tvm.tune.api import plan_of
 from apq_tvm.tune.functions.graph import FunctionWorkshop, extract_functions
 from apq_tvm.tune.local import Local
