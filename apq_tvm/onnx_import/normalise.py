@@ -12,6 +12,7 @@ from apq_tvm.onnx_import.control.regions import check_regions, tidy_regions
 from apq_tvm.onnx_import.conv.affine import fold_affine
 from apq_tvm.onnx_import.conv.channels_last import channels_last
 from apq_tvm.onnx_import.conv.pools import separate_pools
+from apq_tvm.onnx_import.conv.taps import drop_padded_taps
 from apq_tvm.onnx_import.fixed_dims import apply_bounds, read_dims
 from apq_tvm.onnx_import.graph import Graph, Inner
 from apq_tvm.onnx_import.integers.codes import to_tensor
@@ -121,6 +122,7 @@ def _rewrite(graph: Graph) -> None:
     keep_codes(graph)
     fold_affine(graph)
     separate_pools(graph)
+    drop_padded_taps(graph)
     channels_last(graph)
     rewrite_windows(graph)
     split_stacks(graph)
