@@ -33,9 +33,11 @@ def _cut(graph: Graph, node: Node) -> None:
         return
     kept, begins, ends = [slice(None)] * w.ndim, list(attrs["begins"]), list(attrs["ends"])
     for i, taps in enumerate(w.shape[2:]):
-        windows = np.arange(sizes[w.ndim - 2 + i]) * attrs["strides"][i] - begins[i]
-        places = windows + attrs["dilations"][i] * np.arange(taps)[:, None]
-        seen = ((places >= 0) & (places < sizes[i])).any(axis=1).tolist()
+        size, count = sizes[i], sizes[w.ndim - 2 + i]
+        by = attrs["strides"][i]
+        moves = [k * attrs["dilations"][i] - begins[i] for k in range(taps)]
+        # Window n's tap sees pixel n * by + move.
+        seen = [max(0, -(move // by)) <= min(count - 1, (size - 1 - move) // by) for move in moves]
         if True not in seen:
             return
         first, last = seen.index(True), taps - 1 - seen[::-1].index(True)
