@@ -349,8 +349,11 @@ class _Reader:
         if not isinstance(value, Tensor) or not isinstance(wanted, relax.TensorType):
             self.leftovers.append("match_cast")
             return
+        if wanted.shape is None:
+            self.values[binding.var] = value
+            return
         dims = list(value.dims)
-        for axis, (have, want) in enumerate(zip(value.dims, wanted.shape or (), strict=False)):
+        for axis, (have, want) in enumerate(zip(value.dims, wanted.shape, strict=True)):
             if isinstance(want, tirx.Var) and want not in self.names:
                 self.names[want] = f"({have})"
             elif (text := c_expr(want, self.names)) != have:
