@@ -23,6 +23,23 @@ NodeSpec = tuple[Any, ...]
 TOLERANCE = 2e-5
 
 
+def protos(nodes: Sequence[NodeSpec]) -> list[onnx.NodeProto]:
+    """The nodes of `build`, for a graph inside of one too."""
+    made = []
+    for op, read, gives, *rest in nodes:
+        domain, _, name = op.rpartition(".")
+        attrs = {
+            key: numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
+            for key, value in (rest[0] if rest else {}).items()
+        }
+        given = ["" if word == "_" else word for word in read.split()]
+        outs = gives.split()
+        made.append(
+            helper.make_node(name, given, outs, name=f"n_{outs[0]}", domain=domain, **attrs)
+        )
+    return made
+
+
 def build(
     nodes: Sequence[NodeSpec],
     inputs: Mapping[str, tuple[str, Sequence[int | str | None]]],
@@ -47,20 +64,8 @@ def build(
     domains : mapping of str to int
         Other operator sets and their versions.
     """
-    protos = []
-    for op, read, made, *rest in nodes:
-        domain, _, name = op.rpartition(".")
-        attrs = {
-            key: numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
-            for key, value in (rest[0] if rest else {}).items()
-        }
-        given = ["" if word == "_" else word for word in read.split()]
-        outs = made.split()
-        protos.append(
-            helper.make_node(name, given, outs, name=f"n_{outs[0]}", domain=domain, **attrs)
-        )
     graph = helper.make_graph(
-        protos,
+        protos(nodes),
         "test",
         [
             helper.make_tensor_value_info(

@@ -49,14 +49,14 @@ class _Pairs(relax.PyExprMutator):  # type: ignore[misc]
         values = {one.var: one.value for one in bindings}
         wanted: dict[Any, list[Any]] = {}
         for one in bindings:
-            if (name := _called(one.value)) in preparations:
+            if (name := called(one.value)) in preparations:
                 (x, *weights) = one.value.args[1]
                 while isinstance(values.get(x), relax.Call) and _is_reshape(values[x]):
                     x = values[x].args[0]
                 wanted.setdefault(x, []).append((one.var, preparations[name], weights))
         self.both: dict[Any, tuple[Any, Any]] = {}
         for x, ((var, preparation, weights), *others) in wanted.items():
-            producer = mod[maker] if (maker := _called(values.get(x))) else None
+            producer = mod[maker] if (maker := called(values.get(x))) else None
             if others or weights or producer is None or preparation.behind is None:
                 continue
             try:
@@ -92,7 +92,7 @@ class _Pairs(relax.PyExprMutator):  # type: ignore[misc]
         self.set_var_remap(x, shaped)
 
 
-def _called(value: Any) -> str:
+def called(value: Any) -> str:
     """Name of the PrimFunc that is called; ``""`` where none is."""
     is_call = isinstance(value, relax.Call) and value.op == tvm.ir.Op.get("relax.call_tir")
     return str(value.args[0].name_hint) if is_call else ""

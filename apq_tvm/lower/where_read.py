@@ -11,10 +11,11 @@ import tvm_ffi
 from tvm import ir, relax, tirx
 
 from apq_tvm.errors import NotApplicable
+from apq_tvm.lower.behind import called
 from apq_tvm.lower.mutate import rewritten
+from apq_tvm.ops.graph.shapes import substituted
 from apq_tvm.schedules.graph.attention.made import Made
 from apq_tvm.schedules.graph.attention.maker import with_maker
-from apq_tvm.schedules.graph.exprs import substitute
 
 READ = {"attention": (0, 1), "cache": (1, 2)}
 """By ``apq.op``: the argument that a function can compute by itself, and by how many it may be
@@ -37,8 +38,8 @@ def where_read(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
     """
     readers = _Readers(mod)
     mod = rewritten(readers, mod)
-    called = {called.name_hint for called in relax.analysis.all_global_vars(mod["main"])}
-    for name in readers.replaced - called:
+    used = {variable.name_hint for variable in relax.analysis.all_global_vars(mod["main"])}
+    for name in readers.replaced - used:
         del mod[name]
     return mod
 
@@ -96,8 +97,8 @@ class _Readers(relax.PyExprMutator):  # type: ignore[misc]
 
     def _function(self, value: Any) -> Any:
         """The function that is called; None of everything else."""
-        is_call = isinstance(value, relax.Call) and value.op == ir.Op.get("relax.call_tir")
-        return self._mod[value.args[0]] if is_call else None
+        name = called(value)
+        return self._mod[name] if name else None
 
 
 def _joined(op: str, reader: Any, maker: Any) -> Any:
@@ -115,7 +116,6 @@ def _joined(op: str, reader: Any, maker: Any) -> Any:
         return made.at(load.indices) if load.source.same_as(new) else load
 
     body = tvm_ffi.structural_map(reader.body, (ir.TensorLoad, element))
-    for here, there in zip(new.shape, made.shape, strict=True):
-        if isinstance(here, tirx.Var) and here not in given:
-            body = substitute(body, here, there)
-    return with_maker(reader, place, maker, body)
+    pairs = zip(new.shape, made.shape, strict=True)
+    sizes = [pair for pair in pairs if isinstance(pair[0], tirx.Var) and pair[0] not in given]
+    return with_maker(reader, place, maker, substituted(body, sizes))

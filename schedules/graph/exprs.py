@@ -7,6 +7,7 @@ from typing import Any
 import tvm_ffi
 from tvm import tirx
 
+from apq_tvm.ops.graph.shapes import substituted
 from apq_tvm.tensorize.exprs import Expr
 
 
@@ -51,7 +52,7 @@ def uses(node: Any, var: Any) -> bool:
 
 def substitute(node: Any, var: Any, value: Expr) -> Any:
     """`node` with every use of the scalar `var` replaced."""
-    return tvm_ffi.structural_map(node, (tirx.Var, lambda v: value if v.same_as(var) else v))
+    return substituted(node, [(var, value)])
 
 
 def masked_select(mask: Any, loaded: Any, other: Any) -> Any:

@@ -228,14 +228,13 @@ def dynamic_quantize_matmul(graph: Graph, node: Node) -> list[Node]:
     if node.op.endswith("DynamicQuantizeMatMul"):
         x, weight, scale, zero, bias = (*node.inputs, "", "")[:5]
         nodes: list[Node] = []
-        why = "activations are rounded by the scheme, not by the file's DynamicQuantizeMatMul"
+        graph.notes[node.name] = (
+            "activations are rounded by the scheme, not by the file's DynamicQuantizeMatMul"
+        )
     else:
         a, weight, a_scale, scale, a_zero, zero, bias = (*node.inputs, "", "", "")[:7]
         x, nodes = unrounded(graph, node, a, a_scale, a_zero)
-        why = graph.notes.get(node.name, "")
     matrix = matrix_of(graph, node, weight, scale, zero)
-    if why:
-        graph.notes[node.name] = why
     y = graph.fresh(f"{node.name}.product") if bias else node.outputs[0]
     nodes.append(Node("MatMul", node.name, (x, matrix), (y,)))
     if bias:

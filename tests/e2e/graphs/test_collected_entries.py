@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper
-from onnx_models import build, rand, run_onnx, save
+from onnx_models import build, protos, rand, run_onnx, save
 
 import apq_tvm
 from apq_tvm.module import load_module
@@ -30,16 +30,12 @@ def body() -> Any:
         ("Mul", "row two", "doubled"),
         ("Identity", "going", "on"),
     ]
-    nodes = [
-        helper.make_node(op, read.split(), [made], **(attrs[0] if attrs else {}))
-        for op, read, made, *attrs in steps
-    ]
     inputs = [("i", 7, []), ("going", 9, []), ("rows", 1, None)]
     outputs = [("on", 9, []), ("more", 1, None), ("doubled", 1, None)]
     given, made = (
         [helper.make_tensor_value_info(*each) for each in some] for some in (inputs, outputs)
     )
-    return helper.make_graph(nodes, "round", given, made)
+    return helper.make_graph(protos(steps), "round", given, made)
 
 
 def test_rows_of_one_size(tmp_path: Path) -> None:

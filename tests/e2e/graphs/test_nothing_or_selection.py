@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper
-from onnx_models import build, rand, run_onnx, save
+from onnx_models import build, protos, rand, run_onnx, save
 
 import apq_tvm
 from apq_tvm.module import load_module
@@ -22,7 +22,7 @@ def branches(swapped: bool) -> dict[str, Any]:
     constant = helper.make_node("Constant", [], ["nothing"], value=NOTHING)
     output = [helper.make_tensor_value_info(name, 7, None) for name in ("nothing", "kept")]
     empty = helper.make_graph([constant], "empty", [], output[:1])
-    steps = [
+    steps: list[Any] = [
         ("ReduceMax", "boxes", "far", {"keepdims": 0}),
         ("Add", "far oneF", "step"),
         ("Cast", "classes", "offsets", {"to": 1}),
@@ -35,11 +35,7 @@ def branches(swapped: bool) -> dict[str, Any]:
         ("Gather", "rows two", "ids", {"axis": 1}),
         ("Squeeze", "ids last", "kept"),
     ]
-    nodes = [
-        helper.make_node(op, read.split(), [made], **(attrs[0] if attrs else {}))
-        for op, read, made, *attrs in steps
-    ]
-    some = helper.make_graph(nodes, "some", [], output[1:])
+    some = helper.make_graph(protos(steps), "some", [], output[1:])
     then, other = (some, empty) if swapped else (empty, some)
     return {"then_branch": then, "else_branch": other}
 
