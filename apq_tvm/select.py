@@ -18,7 +18,8 @@ from apq_tvm import formats
 from apq_tvm.codegen.layouts import embedding_layout
 from apq_tvm.errors import NotApplicable, UnsupportedModel
 from apq_tvm.ops.linear.spec import LinearSpec
-from apq_tvm.schedules.linear.thresholds import check_rules, rows_of
+from apq_tvm.schedules.linear.preferences import PREFERENCES
+from apq_tvm.schedules.linear.thresholds import THRESHOLDS, rows_of
 from apq_tvm.types import DeviceProfile, KernelChoice, KernelPlan, Node, QuantizedModel
 
 if TYPE_CHECKING:
@@ -221,7 +222,8 @@ def select(
     BadLog
         What was measured for the device is not to be read, or is for kernels that do not exist.
     """
-    check_rules(kernels, profile)
+    THRESHOLDS.check(kernels, profile)
+    PREFERENCES.check(kernels, profile)
     choices: dict[str, tuple[KernelChoice, ...]] = {}
     memo: dict[LinearSpec, tuple[KernelChoice, ...]] = {}
     layouts: dict[str, str] = {}

@@ -38,8 +38,11 @@ from apq_tvm.codegen.package.weights import write_weights
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.types import Array, CompiledModule, DeviceProfile, ScheduledModel
 
-NEAR_CACHES = 4
-"""Working memory of a thread that counts as near, in second caches."""
+NEAR_CACHES, NEAR_BYTES = 4, 2 << 20
+"""Working memory of a thread that counts as near: so many second caches, but more than one of them
+only up to so many bytes. On a Sapphire Rapids, whose second cache has 2 MB, encoders at batch 32
+are 7 to 13 % faster with parts of 2 MB than of 8, ResNet-50 10 %, MobileNetV3 and EfficientNet
+0 to 5 %; parts of 1 MB read the weights too often."""
 
 STEPS = ("graph", "weights", "kernels", "library", "package")
 
@@ -217,7 +220,8 @@ def read(scheduled: ScheduledModel, number: int = 0, count: int = 1) -> _Part:
         return _Part(device, graph, mod, target, profile)
     cut_along(graph, model.batch)
     graph.stages = find_stages(graph)
-    flags, near = cpu_flags(target), NEAR_CACHES * profile.l2_bytes
+    flags, l2 = cpu_flags(target), profile.l2_bytes
+    near = min(NEAR_CACHES * l2, max(l2, NEAR_BYTES))
     return _Part(Device(profile.name, flags, number, prefix, near), graph, mod, target, profile)
 
 

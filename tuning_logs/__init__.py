@@ -3,7 +3,9 @@
 ``layouts.json`` has the MACs per cycle of integer weights in every layout
 (``python examples/measure_arm.py layouts DEVICE`` writes it; `apq_tvm.schedules.arm.layouts` reads
 it), ``thresholds.json`` for how many rows of activations kernels are the fastest
-(`apq_tvm.schedules.linear.thresholds`).
+(`apq_tvm.schedules.linear.thresholds`), ``preferences.json`` what its kernels decide by default
+(`apq_tvm.schedules.linear.preferences`), ``records.json`` what the tuner found for single shapes
+(`apq_tvm.tuning_logs.records`).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from apq_tvm.schedules.decide import Decide, Defaults, Recording
+from apq_tvm.schedules.linear.preferences import preferring
 
 if TYPE_CHECKING:
     from apq_tvm.codegen.layouts import WeightLayout
@@ -281,9 +282,10 @@ class LinearKernel:
     def choose(self, spec: LinearSpec, profile: DeviceProfile, decide: Decide) -> Choice:
         """Ask `decide` for everything that this kernel leaves open for a layer.
 
-        On processors that is also ``grain``, where there is enough to do for several threads.
+        What a device prefers comes first (`apq_tvm.schedules.linear.preferences`). On processors
+        ``grain`` is asked too, where there is enough to do for several threads.
         """
-        asked = Recording(decide)
+        asked = Recording(preferring(self, profile, decide))
         plan = self.ask(spec, profile, asked)
         if profile.gpu is None and spec.n * spec.k >= PARALLEL_WEIGHTS:
             asked("grain", GRAINS)

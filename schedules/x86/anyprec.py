@@ -16,7 +16,7 @@ from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.tensorize.x86.planes import INSTRUCTIONS, PSHUFB, VPERMB
 from apq_tvm.types import DeviceProfile
 
-M_TILES = {VPERMB: (4,), PSHUFB: (2,)}
+M_TILES = {VPERMB: (4, 2), PSHUFB: (2,)}
 """Rows of x in a tile: with four rows of weights their sums fill 32 zmm or 16 ymm by half. Fewer
 rows are taken one by one: there is a kernel for every width, and code counts in small packages."""
 

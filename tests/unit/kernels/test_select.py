@@ -16,8 +16,11 @@ from apq_tvm.errors import BadLog, NotApplicable, UnsupportedModel
 from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules import devices
-from apq_tvm.schedules.linear import thresholds
+from apq_tvm.schedules.decide import Defaults
+from apq_tvm.schedules.linear import rules
 from apq_tvm.schedules.linear.kernel import Instruction, LinearKernel
+from apq_tvm.schedules.linear.preferences import PREFERENCES, preferring
+from apq_tvm.schedules.linear.thresholds import THRESHOLDS
 from apq_tvm.select import choose
 from apq_tvm.types import DeviceProfile, Scheme
 
@@ -48,9 +51,9 @@ def logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]
     """Writes a device's rules; nobody measured others."""
     monkeypatch.setattr(tuning_logs, "FOLDER", tmp_path)
 
-    def write(device: str, *rules: dict[str, Any], **more: Any) -> Path:
-        path = tuning_logs.log_path(device, thresholds.LOG)
-        path.parent.mkdir()
+    def write(device: str, *rules: dict[str, Any], log: str = THRESHOLDS.log, **more: Any) -> Path:
+        path = tuning_logs.log_path(device, log)
+        path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps({"measured": f"the {device}", "rules": rules, **more}))
         return path
 
@@ -160,7 +163,7 @@ def test_a_kernel_that_was_measured_to_be_slower_is_declined(
 def test_a_rule_that_says_nothing_is_refused(rule: Any, message: str, logs: Any) -> None:
     path = logs("kin", {"kind": "any"}, rule)
     with pytest.raises(BadLog, match=f"{re.escape(str(path))}: {message}"):
-        thresholds.check_rules((kernel("any", 1), kernel("gemm", 5)), PROFILE)
+        THRESHOLDS.check((kernel("any", 1), kernel("gemm", 5)), PROFILE)
 
 
 def test_a_broken_log_is_refused(logs: Any) -> None:
@@ -180,13 +183,43 @@ def test_a_broken_log_is_refused(logs: Any) -> None:
             choose(SPEC, (kernel("any", 1),), profile, "layer")
 
 
-SHIPPED = sorted(path.parent.name for path in tuning_logs.FOLDER.glob(f"*/{thresholds.LOG}.json"))
+def test_a_device_prefers_what_it_was_measured_to(logs: Any) -> None:
+    """The first rule that names a decision, the device's own before those of its kin."""
+    asked = lambda at: preferring(at, PROFILE, Defaults())  # noqa: E731
+    assert asked(kernel("gemv", 2))("ahead", (0, 4096)) == 0
+    logs("kin", {"kind": "gemv", "first": {"ahead": 512, "unroll": 4}}, log=PREFERENCES.log)
+    logs(
+        "toy",
+        {"kind": "gemv", "m_tile": 2, "first": {"ahead": 4096}, "why": "a table"},
+        {"kind": "gemv", "first": {"ahead": 64, "streams": 2}},
+        log=PREFERENCES.log,
+    )
+    two, other = asked(kernel("gemv", 2)), asked(kernel("gemm", 2))
+    assert two("ahead", (0, 64, 4096)) == 4096 and two("streams", (1, 2)) == 2
+    assert two("unroll", (1, 2, 4)) == 4 and two("grain", (1, 2)) == 1
+    assert two("ahead", (0, 64)) == 0  # it is no choice here
+    assert asked(kernel("gemv", 1))("ahead", (0, 4096, 64)) == 64
+    assert other("ahead", (0, 4096)) == 0
 
 
-@pytest.mark.parametrize("device", SHIPPED)
-def test_every_shipped_rule_decides_for_some_kernel(device: str) -> None:
+@pytest.mark.parametrize("first", [{}, None, 5])
+def test_a_preference_for_nothing_is_refused(first: Any, logs: Any) -> None:
+    path = logs("toy", {"kind": "gemv", "first": first}, log=PREFERENCES.log)
+    with pytest.raises(BadLog, match=rf"{re.escape(str(path))}: rules\[0\].first: "):
+        PREFERENCES.check((kernel("gemv", 1),), PROFILE)
+
+
+def shipped(kind: rules.Kind[Any]) -> list[str]:
+    return sorted(path.parent.name for path in tuning_logs.FOLDER.glob(f"*/{kind.log}.json"))
+
+
+RULES = [(kind, device) for kind in (THRESHOLDS, PREFERENCES) for device in shipped(kind)]
+
+
+@pytest.mark.parametrize(("kind", "device"), RULES)
+def test_every_shipped_rule_is_of_use_for_some_kernel(kind: rules.Kind[Any], device: str) -> None:
     """Of a device that reads the log, and that has the kernel's instruction."""
-    log = tuning_logs.read_log(device, thresholds.LOG, thresholds.parse)
+    log = tuning_logs.read_log(device, kind.log, kind.parse)
     assert log is not None and log.measured
     found = [
         found.rule
@@ -194,10 +227,10 @@ def test_every_shipped_rule_decides_for_some_kernel(device: str) -> None:
         if device in (profile.name, *profile.measured_as)
         for kernel in devices.linear_kernels(profile)
         if not kernel.instruction.lacks(profile.features)
-        and (found := thresholds.rule_of(kernel, profile))
+        for found in list(kind.rules_of(kernel, profile))[: 1 if kind is THRESHOLDS else None]
     ]
     assert [i for i, rule in enumerate(log.rules) if not any(rule is f for f in found)] == []
-    words = json.loads(tuning_logs.log_path(device, thresholds.LOG).read_text())
+    words = json.loads(tuning_logs.log_path(device, kind.log).read_text())
     assert all(rule.get("why") for rule in words["rules"])
 
 
@@ -217,8 +250,8 @@ def test_layouts_are_chosen_by_instructions(target: str) -> None:
 def test_every_device_has_figures_and_borrows_of_devices() -> None:
     names = {profile.name for profile in devices.PROFILES}
     for profile in devices.PROFILES:
-        assert profile.gpu or list(thresholds.logs_of(profile)), profile.name
+        assert profile.gpu or list(THRESHOLDS.logs_of(profile)), profile.name
         assert {*profile.measured_as, profile.modelled_as or profile.name} <= names
-        assert {*profile.measured_as} <= {*SHIPPED} - {profile.name}
+        assert {*profile.measured_as} <= {*shipped(THRESHOLDS)} - {profile.name}
         for variant in profile.variants or (profile,):
-            thresholds.check_rules(devices.linear_kernels(profile), variant)
+            THRESHOLDS.check(devices.linear_kernels(profile), variant)
