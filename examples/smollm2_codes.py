@@ -46,6 +46,12 @@ def log_softmax(logits: NDArray[np.floating[Any]]) -> F64:
     return result
 
 
+def divergence(wanted: F64, found: F64) -> F64:
+    """Nats [tokens] by which predictions, as log probabilities, differ from those of the model."""
+    result: F64 = (np.exp(wanted) * (wanted - found)).sum(-1)
+    return result
+
+
 def by_llama(gguf: Path, ids: list[int], vocabulary: int) -> F64:
     """Log probabilities [tokens, vocabulary] behind every prefix of `ids`, by llama.cpp."""
     server = Server(gguf, threads=2, longest=len(ids))
@@ -90,7 +96,7 @@ def main() -> None:
     ours = log_softmax(load_module(module).run(feeds)["logits"][0])
     theirs = by_llama(gguf, ids, wanted.shape[-1])
     for name, found in (("module", ours), ("llama.cpp", theirs)):
-        each = (np.exp(wanted) * (wanted - found)).sum(-1)
+        each = divergence(wanted, found)
         same = np.mean(wanted.argmax(-1) == found.argmax(-1))
         print(
             f"{name:10} KL {each.mean():.4f} (at most {each.max():.4f}) over {len(ids)} tokens of "
