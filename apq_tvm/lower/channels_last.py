@@ -14,6 +14,7 @@ from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops.images.resample import Resampling, fold, resize
 from apq_tvm.ops.images.window_reduce import convolution, depthwise, pool
 from apq_tvm.ops.images.windows import Geometry, windows
+from apq_tvm.schedules.graph.convolution import pays
 from apq_tvm.types import DeviceProfile, Node
 
 if TYPE_CHECKING:
@@ -28,10 +29,6 @@ class _Source:
     x: Any
     geometry: Geometry
     channels: tuple[int, int]
-
-
-LARGEST_WEIGHT = 1 << 20
-"""Bytes of weights that are read again for each few pixels: they must stay in a second cache."""
 
 
 def _operands(tail: Sequence[str]) -> list[str]:
@@ -108,21 +105,21 @@ class ChannelsLastLowering:
 
     def convolved(
         self, bb: relax.BlockBuilder, rows: Any, weight: Any, channels: int, tail: Sequence[str],
-        more: Sequence[Any],
+        more: Sequence[Any], profile: DeviceProfile,
     ) -> Any:  # fmt: skip
         """The product of windows and float weights [blocks, K, lanes] without making the windows.
 
-        None where `rows` are no windows, or the weights are so large that a product of matrices,
-        which reads them less often, is faster. `more` are the bias and the residual of `tail`.
+        None where `rows` are no windows, or a product of matrices is faster
+        (`apq_tvm.schedules.graph.convolution.pays`). `more` are the bias and the residual of
+        `tail`.
         """
         source = self._sources.get(rows)
         if source is None:
             return None
-        blocks, depth, lanes = (int(e) for e in weight.ty.shape.values)
-        if 4 * blocks * depth * lanes > LARGEST_WEIGHT:
-            return None
-        shapes = Shapes(source.node)
+        shapes, lanes = Shapes(source.node), int(weight.ty.shape[2])
         out = (*shapes.dims(self._extents(source.node))[:-1], channels)
+        if not pays([int(e) for e in weight.ty.shape.values], out[-2], profile):
+            return None
         func = convolution(shapes.of(source.x), out, source.geometry, *source.channels, lanes, tail)
         extents = [shapes.extent(dim) for dim in out]
         images = [

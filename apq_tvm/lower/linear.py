@@ -126,13 +126,12 @@ class LinearLowering:
         self, bb: relax.BlockBuilder, node: Node, spec: LinearSpec, x: Any, bias: Any, residual: Any
     ) -> Any:
         """A float layer of windows as a convolution, None where it is none (or slower so)."""
-        lanes = self._plan.profile.vector_bytes // 4
-        choice = self._plan.choices[node.name][0]
-        if spec.scheme is not None or choice.layout != f"F32r{lanes}":
+        profile, choice = self._plan.profile, self._plan.choices[node.name][0]
+        if spec.scheme is not None or choice.layout != f"F32r{profile.vector_bytes // 4}":
             return None
         (weight,) = self._param_vars(node.name).values()
         more = [v for v, used in ((bias, spec.bias), (residual, spec.residual)) if used]
-        return self._windows.convolved(bb, x, weight, spec.n, epilogue(spec), more)
+        return self._windows.convolved(bb, x, weight, spec.n, epilogue(spec), more, profile)
 
     def finish(self) -> None:
         """Once all layers are lowered: run each preparation only where some kernel reads it."""

@@ -270,8 +270,22 @@ def relu(x: Expr) -> Expr:
 
 
 def gelu(x: Expr) -> Expr:
-    """x/2 (1 + erf(x / sqrt 2)): ONNX Gelu, approximate="none"; error at most 1e-6 max(1, |x|)."""
-    return _bind(x, lambda v: f32(0.5) * v * (f32(1.0) + erf(v * f32(0.7071067811865476))))
+    """x/2 (1 + erf(x / sqrt 2)): ONNX Gelu, approximate="none"; error at most 1e-6 max(1, |x|).
+
+    `erf` with the root in its coefficients, and nothing that only its own ends need.
+    """
+    p = tuple(c * libm.sqrt(0.5) / 2**i for i, c in enumerate(_ERF_P))
+    q = tuple(c / 2**i for i, c in enumerate(_ERF_Q))
+
+    def of_square(u: Expr, t: Expr) -> Expr:
+        return u * _polynomial(p, t) / _polynomial(q, t)
+
+    def body(v: Expr) -> Expr:
+        limit = 4.0 * libm.sqrt(2.0)
+        erf_of = _bind(_clamp(v, -limit, limit), lambda u: _bind(u * u, lambda t: of_square(u, t)))
+        return _bind(f32(0.5) * v, lambda half: half * erf_of + half)
+
+    return _bind(x, body)
 
 
 def gelu_tanh(x: Expr) -> Expr:

@@ -2,12 +2,14 @@
 
 The loops over pixels are those of depthwise convolution; a step multiplies one input channel of
 each pixel by vectors of weights. Where all taps of the last axis lie inside, they and their
-channels are one run of memory and one loop.
+channels are one run of memory and one loop. Weights that leave the second cache are taken in groups
+of channels that do not, each for all pixels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -18,6 +20,32 @@ from apq_tvm.schedules.graph.panel import bind_all, loop
 from apq_tvm.schedules.graph.window_reduce import Loops, Pixels, schedule_tiles
 from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i64
 from apq_tvm.types import DeviceProfile
+
+SMALL_WEIGHT = 1 << 20
+"""Bytes of weights that are near on any processor: they are read again for each few pixels."""
+
+WIDE = 32
+"""Pixels of a row that make larger ones worth it: of few, many lie outside of whole tiles."""
+
+
+def _near(profile: DeviceProfile) -> int:
+    return max(SMALL_WEIGHT, profile.l2_bytes * 3 // 4)
+
+
+def pays(weight: Sequence[int], width: Any, profile: DeviceProfile) -> bool:
+    """Whether a convolution is faster than the product of its windows as rows.
+
+    Parameters
+    ----------
+    weight : sequence of int
+        Its shape [blocks, K, lanes].
+    width : int or str
+        Pixels of a row of the result; a string is dynamic.
+    profile : DeviceProfile
+    """
+    blocks, depth, lanes = weight
+    wide = isinstance(width, int) and width >= WIDE
+    return 4 * blocks * depth * lanes <= _near(profile) or wide
 
 
 def schedule_convolution(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
@@ -37,11 +65,12 @@ def schedule_convolution(func: Any, profile: DeviceProfile, decide: Decide) -> A
     """
     wide = profile.vector_registers >= 32
     pixels, vectors = ((8, 6, 12), (3, 2, 1)) if wide else ((4, 6, 2), (2, 3, 1))
-    return schedule_tiles(_Loops, func, profile, decide, pixels, vectors)
+    kind = partial(_Loops, near=_near(profile))
+    return schedule_tiles(kind, func, profile, decide, pixels, vectors)
 
 
 class _Loops(Loops):
-    def __init__(self, func: Any, lanes: int, pixels: int, vectors: int) -> None:
+    def __init__(self, func: Any, lanes: int, pixels: int, vectors: int, *, near: int) -> None:
         super().__init__(func, lanes, pixels, vectors)
         self.channels = int(func.params[-1].shape[-1])  # of the result
         self.blocks, self.depth, self.lanes = (int(e) for e in func.params[1].shape)
@@ -52,6 +81,9 @@ class _Loops(Loops):
         self.all = self.count == int(func.params[0].shape[-1])
         self.tail = [name for name in str(func.attrs["apq.tail"]).split(",") if name]
         self.steps_of_pixel = self.channels * self.depth
+        self.wide = self.channels // self.lanes // self.vectors  # tiles of whole vectors
+        size = self.wide * 4 * self.vectors * self.depth * self.lanes
+        self.groups = max(1, min(self.wide, -(-size // near)))
 
     def tile(self, *place: Any) -> Pixels:
         return _Pixels(self, *place)
@@ -64,11 +96,13 @@ class _Pixels(Pixels):
 
     def _channels(self, block: Callable[[Expr, int], Stmt]) -> list[Stmt]:
         u = self.loops
-        wide = u.channels // u.lanes // u.vectors  # tiles of whole vectors
-        parts = [loop(i64(wide), lambda i: block(i * i64(u.vectors), u.vectors))]
-        done = wide * u.vectors
+        first, end = (i64(u.wide) * (u.group + i64(g)) // i64(u.groups) for g in (0, 1))
+        parts = [loop(end - first, lambda i: block((first + i) * i64(u.vectors), u.vectors))]
+        done = u.wide * u.vectors
         if done < u.blocks:
-            parts.append(block(i64(done), u.blocks - done))
+            rest = block(i64(done), u.blocks - done)
+            last = u.group == i64(u.groups - 1)
+            parts.append(rest if u.groups == 1 else tirx.IfThenElse(last, rest, None))
         return parts
 
     def _block(self, base: Expr, out: Expr, channel: Expr, pixels: int, vectors: int) -> Stmt:

@@ -54,7 +54,7 @@ def schedule_window_reduce(func: Any, profile: DeviceProfile, decide: Decide) ->
 
 
 def schedule_tiles(
-    kind: type[Loops], func: Any, profile: DeviceProfile, decide: Decide,
+    kind: Callable[..., Loops], func: Any, profile: DeviceProfile, decide: Decide,
     pixels: Sequence[int], vectors: Sequence[int],
 ) -> Any:  # fmt: skip
     """Schedule by loops of one kind, in tiles of some of `pixels` by some of `vectors`."""
@@ -73,7 +73,10 @@ class _Taps:
 
 
 class Loops:
-    """The loops over rows of pixels."""
+    """The loops over rows of pixels, in as many groups of channels as there are."""
+
+    groups = 1
+    group: Expr = i64(0)  # the one at hand
 
     def __init__(self, func: Any, lanes: int, pixels: int, vectors: int) -> None:
         attrs = func.attrs
@@ -107,7 +110,14 @@ class Loops:
         self.bias = views[2] if self.op == "depthwise" and func.attrs["apq.bias"] else None
         lead = [func.params[-1].shape[0], *self.out[:-1]]
         rows = reduce(mul, lead, i64(1))
-        body = loop(rows, lambda row: self._row(row, lead), tirx.ForKind.PARALLEL)
+
+        def task(number: Expr) -> Stmt:
+            if self.groups == 1:
+                return self._row(number, lead)
+            self.group = number // rows
+            return self._row(number % rows, lead)
+
+        body = loop(i64(self.groups) * rows, task, tirx.ForKind.PARALLEL)
         self.work = rows * self.out[-1] * i64(self.steps_of_pixel)
         return func.with_body(tirx.stmt_seq(*declared, body))
 

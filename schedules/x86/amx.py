@@ -76,14 +76,15 @@ def tiled_kernel(bits: int, m_tile: int) -> LinearKernel:
 
     def schedule(sch: Any, choice: Choice) -> None:
         schedule_stages(sch, unrolled=())
-        tile = choice.plan.tile(ROWS)
-        single = choice.plan.k_block == interleaved(choice.spec, ROWS).padded_k(choice.spec.k)
+        layout, tile = interleaved(choice.spec, ROWS), choice.plan.tile(ROWS)
+        single = choice.plan.k_block == layout.padded_k(choice.spec.k)
+        dot = tile_intrinsic(tile, single, layout.bits < 8)
         give(sch, "shapes", shapes_intrinsic(tile))
         give(sch, "release", release_intrinsic())
         if single:
-            sch.tensorize(sch.get_sblock("dot_fresh"), tile_intrinsic(tile, True))
+            sch.tensorize(sch.get_sblock("dot_fresh"), dot)
         else:
-            give(sch, "dot", tile_intrinsic(tile, False))
+            give(sch, "dot", dot)
 
     return LinearKernel(
         "gemm", f"W{bits}", 8, AMX, m_tile,

@@ -65,13 +65,14 @@ def release_intrinsic() -> str:
     return register("apq_tilerelease_u8", lambda: pair(cleared(), implement))
 
 
-def tile_intrinsic(tile: Tile, fresh: bool) -> str:
+def tile_intrinsic(tile: Tile, fresh: bool, near: bool) -> str:
     """Register (once) and name the micro-kernel ``apq_tdpbsud_<m>x<n>x<k>_s8u8s32``.
 
-    ``_fresh`` ones start sums from 0 (`apq_tvm.tensorize.meaning.scaffold.fresh_product`).
+    ``_fresh`` ones start sums from 0 (`apq_tvm.tensorize.meaning.scaffold.fresh_product`), codes of
+    ``_near`` ones were just decoded: nothing is asked for ahead.
     """
-    name = f"apq_tdpbsud_{tile}_s8u8s32" + "_fresh" * fresh
-    body = partial(_products, tile, fresh)
+    name = f"apq_tdpbsud_{tile}_s8u8s32" + "_fresh" * fresh + "_near" * near
+    body = partial(_products, tile, fresh, near)
     return register(name, lambda: pair(unit_products(tile), body, fresh))
 
 
@@ -85,7 +86,7 @@ def _store(values: bytes, config: Buffer) -> None:
     b.buffer_store(config, vector, [tirx.Ramp(i64(0), i64(1), CONFIG)])
 
 
-def _products(tile: Tile, fresh: bool, a: Buffer, w: Buffer, c: Buffer) -> None:
+def _products(tile: Tile, fresh: bool, near: bool, a: Buffer, w: Buffer, c: Buffer) -> None:
     registers = Registers(tile)
     four = registers.quads
 
@@ -108,7 +109,7 @@ def _products(tile: Tile, fresh: bool, a: Buffer, w: Buffer, c: Buffer) -> None:
         for j, of in enumerate(registers.codes):
             at = (i64(j), first // i64(VECTORS), first % i64(VECTORS) * i64(_ROW))
             _emit("tileloadd64", number(of), tirx.address_of(w[at]), i64(_ROW))
-            for row in range(four):
+            for row in range(0 if near else four):
                 ahead = first + i64(_AHEAD * ROWS + row)
                 prefetch_line(w[i64(j), ahead // i64(VECTORS), ahead % i64(VECTORS) * i64(_ROW)])
         for i, of in enumerate(registers.x):
