@@ -14,7 +14,7 @@ enum {
   STRETCH = 1000000,       /* nanoseconds that are weighed at once */
   LONGEST = 250000000,     /* alone: the machine may have become idle */
   FORGOTTEN = 2 * LONGEST, /* since the last loss: the machine is another */
-  LEAST_SENTENCE = 2,      /* for each nanosecond lost; a neighbour that stays doubles it soon */
+  LEAST_SENTENCE = 8,      /* for each nanosecond lost: most of a short prompt; a neighbour that stays doubles it soon */
   MOST_SENTENCE = 512
 };
 
