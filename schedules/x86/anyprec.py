@@ -17,8 +17,9 @@ from apq_tvm.tensorize.x86.planes import INSTRUCTIONS, PSHUFB, VPERMB
 from apq_tvm.types import DeviceProfile
 
 M_TILES = {VPERMB: (4, 2), PSHUFB: (2,)}
-"""Rows of x in a tile: with four rows of weights their sums fill 32 zmm or 16 ymm by half. Fewer
-rows are taken one by one: there is a kernel for every width, and code counts in small packages."""
+"""Rows of x in a tile, the most first: with four rows of weights their sums fill 32 zmm or 16 ymm
+by half. Two rows share lookups too, where three read the middle one twice: a step of a small batch,
+or of a check of drafts."""
 
 
 def _check_runs(spec: LinearSpec, profile: DeviceProfile) -> None:
