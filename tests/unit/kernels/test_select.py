@@ -217,7 +217,7 @@ RULES = [(kind, device) for kind in (THRESHOLDS, PREFERENCES) for device in ship
 
 
 @pytest.mark.parametrize(("kind", "device"), RULES)
-def test_every_shipped_rule_is_of_use_for_some_kernel(kind: rules.Kind[Any], device: str) -> None:
+def test_every_shipped_rule_decides_for_some_kernel(kind: rules.Kind[Any], device: str) -> None:
     """Of a device that reads the log, and that has the kernel's instruction."""
     log = tuning_logs.read_log(device, kind.log, kind.parse)
     assert log is not None and log.measured
