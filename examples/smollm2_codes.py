@@ -12,19 +12,18 @@ come first.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import smollm2
-from numpy.typing import NDArray
 
 import apq_tvm
 from apq_tvm.bench.generate.llama import Server
 from apq_tvm.cli.console import Bars
+from apq_tvm.evaluation.language import LanguageScore
 from apq_tvm.module import load_module
+from apq_tvm.types import Array
 
 PROSE = (
     "The river had risen in the night, and by morning the lower fields were a single sheet of "
@@ -36,23 +35,8 @@ PROSE = (
     "no name on it anywhere."
 )
 
-F64 = NDArray[np.float64]
 
-
-def log_softmax(logits: NDArray[np.floating[Any]]) -> F64:
-    """Log probabilities over the last axis."""
-    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
-    result: F64 = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return result
-
-
-def divergence(wanted: F64, found: F64) -> F64:
-    """Nats [tokens] by which predictions, as log probabilities, differ from those of the model."""
-    result: F64 = (np.exp(wanted) * (wanted - found)).sum(-1)
-    return result
-
-
-def by_llama(gguf: Path, ids: list[int], vocabulary: int) -> F64:
+def by_llama(gguf: Path, ids: list[int], vocabulary: int) -> Array:
     """Log probabilities [tokens, vocabulary] behind every prefix of `ids`, by llama.cpp."""
     server = Server(gguf, threads=2, longest=len(ids))
     result = np.empty((len(ids), vocabulary))
@@ -61,9 +45,7 @@ def by_llama(gguf: Path, ids: list[int], vocabulary: int) -> F64:
             "prompt": ids[: at + 1], "n_predict": 1, "n_probs": vocabulary, "cache_prompt": True,
             "post_sampling_probs": False, "samplers": ["top_k"], "top_k": 1,
         }  # fmt: skip
-        answer = server._server.handle_completions(request)
-        if isinstance(answer, str | bytes):
-            answer = json.loads(answer)
+        answer = server.complete(request)
         for word in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
             result[at, word["id"]] = word["logprob"]
     return result
@@ -92,15 +74,16 @@ def main() -> None:
 
     import onnxruntime
 
-    wanted = log_softmax(onnxruntime.InferenceSession(onnx).run(["logits"], feeds)[0][0])
-    ours = log_softmax(load_module(module).run(feeds)["logits"][0])
+    wanted = onnxruntime.InferenceSession(onnx).run(["logits"], feeds)[0][0]
+    ours = load_module(module).run(feeds)["logits"][0]
     theirs = by_llama(gguf, ids, wanted.shape[-1])
     for name, found in (("module", ours), ("llama.cpp", theirs)):
-        each = divergence(wanted, found)
-        same = np.mean(wanted.argmax(-1) == found.argmax(-1))
+        score = LanguageScore()
+        score.add(wanted[:-1], found[:-1], np.array(ids[1:]))
+        said = score.summary()
         print(
-            f"{name:10} KL {each.mean():.4f} (at most {each.max():.4f}) over {len(ids)} tokens of "
-            f"{gguf.name}; the same top token {same:.0%}"
+            f"{name:10} KL {said['kl_mean']:.4f} (at most {said['kl_max']:.4f}) over "
+            f"{said['tokens']} tokens of {gguf.name}; the same top token {said['top1']:.0%}"
         )
 
 

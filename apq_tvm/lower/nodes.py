@@ -98,17 +98,8 @@ def convert_softmax(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -
     return call(bb, func, args, shapes)
 
 
-def _only_float32(node: Node, x: Any) -> None:
-    if str(x.ty.dtype) != "float32":
-        raise UnsupportedModel(
-            f"{node.op} {node.name!r}: of {x.ty.dtype} it cannot be compiled, only of float32 and "
-            "half precision; cast what it reads"
-        )
-
-
 def convert_layernorm(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
     """``LayerNormalization``, with ONNX's optional mean and inverse standard deviation."""
-    _only_float32(node, inputs[0])
     shapes = Shapes(node)
     args = [value for value in inputs if value is not None]
     func = layernorm(
@@ -123,7 +114,6 @@ def convert_layernorm(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any])
 
 def convert_rms_norm(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
     """``RMSNormalization`` (ONNX opset 23)."""
-    _only_float32(node, inputs[0])
     shapes = Shapes(node)
     axis, epsilon = node.attrs.get("axis", -1), node.attrs.get("epsilon", 1e-5)
     func = layernorm(shapes.of(inputs[0]), axis, epsilon, bias=False, rms=True)

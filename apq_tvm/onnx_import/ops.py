@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Container
 from dataclasses import replace
 
-import numpy as np
-
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import.control.bodies import Body, each_body
 from apq_tvm.onnx_import.graph import Graph
@@ -111,19 +109,6 @@ def _gelu(graph: Graph, node: Node) -> list[Node]:
     return [*nodes, Node("apq.Gelu", node.name, (x,), node.outputs, {"approximate": kind})]
 
 
-def _quick_gelu(graph: Graph, node: Node) -> list[Node]:
-    """``x * sigmoid(alpha * x)``."""
-    (x,) = node.inputs
-    alpha = np.asarray(node.attrs.get("alpha", 1.702), np.float32)
-    factor = graph.add_weight(f"{node.name}.alpha", alpha)
-    scaled, gate = graph.fresh(f"{node.name}.scaled"), graph.fresh(f"{node.name}.gate")
-    return [
-        Node("Mul", graph.fresh(f"{node.name}.scale"), (x, factor), (scaled,)),
-        Node("Sigmoid", graph.fresh(f"{node.name}.sigmoid"), (scaled,), (gate,)),
-        Node("Mul", node.name, (x, gate), node.outputs),
-    ]
-
-
 def _skip_layer_norm(graph: Graph, node: Node) -> list[Node]:
     """LayerNormalization of ``input + skip + bias``; the fourth output is that sum."""
     x, skip, gamma, beta, bias = (*node.inputs, "", "", "")[:5]
@@ -145,6 +130,5 @@ CONTRIB: dict[str, Callable[[Graph, Node], list[Node]]] = {
     "com.microsoft.Gelu": _gelu,
     "com.microsoft.FastGelu": _gelu,
     "com.microsoft.BiasGelu": _gelu,
-    "com.microsoft.QuickGelu": _quick_gelu,
     "com.microsoft.SkipLayerNormalization": _skip_layer_norm,
 }

@@ -112,11 +112,14 @@ def _polynomial(coefficients: tuple[float, ...], x: Expr) -> Expr:
     return result
 
 
-def _odd_rational(p: tuple[float, ...], q: tuple[float, ...], limit: float, x: Expr) -> Expr:
-    """x * P(x^2) / Q(x^2) with x clamped to ±limit and the result to ±1."""
+def _odd_rational(
+    p: tuple[float, ...], q: tuple[float, ...], limit: float, x: Expr, bounded: bool = True
+) -> Expr:
+    """x * P(x^2) / Q(x^2) with x clamped to ±limit and, where `bounded`, the result to ±1."""
 
     def of_square(v: Expr, t: Expr) -> Expr:
-        return _clamp(v * _polynomial(p, t) / _polynomial(q, t), -1.0, 1.0)
+        y = v * _polynomial(p, t) / _polynomial(q, t)
+        return _clamp(y, -1.0, 1.0) if bounded else y
 
     return _bind(_clamp(x, -limit, limit), lambda v: _bind(v * v, lambda t: of_square(v, t)))
 
@@ -277,12 +280,8 @@ def gelu(x: Expr) -> Expr:
     p = tuple(c * libm.sqrt(0.5) / 2**i for i, c in enumerate(_ERF_P))
     q = tuple(c / 2**i for i, c in enumerate(_ERF_Q))
 
-    def of_square(u: Expr, t: Expr) -> Expr:
-        return u * _polynomial(p, t) / _polynomial(q, t)
-
     def body(v: Expr) -> Expr:
-        limit = 4.0 * libm.sqrt(2.0)
-        erf_of = _bind(_clamp(v, -limit, limit), lambda u: _bind(u * u, lambda t: of_square(u, t)))
+        erf_of = _odd_rational(p, q, 4.0 * libm.sqrt(2.0), v, bounded=False)
         return _bind(f32(0.5) * v, lambda half: half * erf_of + half)
 
     return _bind(x, body)

@@ -43,26 +43,13 @@ def _rule(words: dict[str, Any], key: str) -> Rule:
 PREFERENCES = rules.Kind("preferences", {"first": dict}, _rule)
 
 
-class _Preferring:
-    """Asks on with a device's own order of choices."""
-
-    def __init__(self, decide: Decide, first: Mapping[str, object]) -> None:
-        self._decide, self._first = decide, first
-
-    def __call__(self, name: str, choices: Sequence[T]) -> T:
-        return self._decide(name, in_order(name, choices, self._first))
-
-
-def in_order(name: str, choices: Sequence[T], first: Mapping[str, object]) -> Sequence[T]:
-    """The choices of a decision, the one that is preferred before the others."""
-    if name not in first or first[name] not in choices:
-        return choices
-    return sorted(choices, key=lambda value: value != first[name])
-
-
 def preferring(kernel: LinearKernel, profile: DeviceProfile, decide: Decide) -> Decide:
     """`decide`, asked with the order of choices that a device wants of a kernel."""
     first: dict[str, object] = {}
     for found in PREFERENCES.rules_of(kernel, profile):
         first = {**found.rule.first, **first}
-    return _Preferring(decide, first) if first else decide
+
+    def ask(name: str, choices: Sequence[T]) -> T:
+        return decide(name, sorted(choices, key=lambda value: value != first.get(name, value)))
+
+    return ask if first else decide

@@ -12,7 +12,7 @@ from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.ops.many_rows.task import GemmBlocking
-from apq_tvm.ops.many_rows.tiles import TiledGemm
+from apq_tvm.ops.many_rows.tiles import TiledGemm, in_place
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import (
     check_all_features,
@@ -78,7 +78,7 @@ def tiled_kernel(bits: int, m_tile: int) -> LinearKernel:
         schedule_stages(sch, unrolled=())
         layout, tile = interleaved(choice.spec, ROWS), choice.plan.tile(ROWS)
         single = choice.plan.k_block == layout.padded_k(choice.spec.k)
-        dot = tile_intrinsic(tile, single, layout.bits < 8)
+        dot = tile_intrinsic(tile, single, not in_place(layout))
         give(sch, "shapes", shapes_intrinsic(tile))
         give(sch, "release", release_intrinsic())
         if single:

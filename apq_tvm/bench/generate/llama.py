@@ -69,13 +69,24 @@ class Server:
             "samplers": ["top_k"],
             "top_k": 1,
         }
+        timings: dict[str, Any] = self.complete(request)["timings"]
+        return timings
+
+    def complete(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The server's answer to a request of its API (``POST /completion``).
+
+        Raises
+        ------
+        RuntimeError
+            It is an error.
+        """
         answer = self._server.handle_completions(request)
         if isinstance(answer, str | bytes):
             answer = json.loads(answer)
         if "timings" not in answer:
             raise RuntimeError(f"llama.cpp: {answer}")
-        timings: dict[str, Any] = answer["timings"]
-        return timings
+        found: dict[str, Any] = answer
+        return found
 
 
 class Bindings:

@@ -45,10 +45,18 @@ def nhwc_max_pool(graph: Graph, node: Node) -> list[Node]:
     return steps.done(steps.transpose(steps("MaxPool", x, **node.attrs), 0, 2, 3, 1))
 
 
+def quick_gelu(graph: Graph, node: Node) -> list[Node]:
+    """``x * sigmoid(alpha * x)``."""
+    steps, (x,) = Steps(graph, node), node.inputs
+    alpha = steps.number(float(node.attrs.get("alpha", 1.702)), str(graph.dtype(x)))
+    return steps.done(steps("Mul", x, steps("Sigmoid", steps("Mul", x, alpha))))
+
+
 CONTRIB = {
     "CDist": cdist,
     "ExpandDims": expand_dims,
     "NhwcMaxPool": nhwc_max_pool,
+    "QuickGelu": quick_gelu,
     "TransposeMatMul": fused_matmul,
     "Trilu": lambda graph, node: [replace(node, op="Trilu")],
 }

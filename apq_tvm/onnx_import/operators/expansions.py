@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from apq_tvm.errors import ImportFailed
 from apq_tvm.onnx_import.control.branches import branch
 from apq_tvm.onnx_import.control.chosen import chosen_sizes
@@ -31,7 +29,7 @@ from apq_tvm.onnx_import.operators.fused import fused_conv, fused_gemm, fused_ma
 from apq_tvm.onnx_import.operators.group_query import group_query_attention
 from apq_tvm.onnx_import.operators.multi_head import multi_head_attention
 from apq_tvm.onnx_import.operators.onnx_attention import onnx_attention
-from apq_tvm.onnx_import.operators.other_types import OTHER_TYPES
+from apq_tvm.onnx_import.operators.other_types import OTHER_TYPES, Rule, in_float32
 from apq_tvm.onnx_import.operators.random import RANDOM
 from apq_tvm.onnx_import.operators.recurrent.operators import gru, lstm, rnn
 from apq_tvm.onnx_import.operators.recurrent.quantized import dynamic_quantize_lstm
@@ -61,8 +59,8 @@ from apq_tvm.onnx_import.run_sizes.selections import SELECTIONS
 from apq_tvm.onnx_import.run_sizes.shape_inputs import SHAPE_INPUTS
 from apq_tvm.types import Node
 
-EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
-    "Attention": onnx_attention,
+EXPANSIONS: dict[str, Rule] = {
+    "Attention": in_float32(onnx_attention, outputs=(0, 1, 2, 3)),
     "GRU": gru,
     "If": branch,
     "LSTM": lstm,
@@ -70,7 +68,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "RNN": rnn,
     "BatchNormalization": batch_normalization,
     "ConvTranspose": conv_transpose,
-    "DFT": dft,
+    "DFT": in_float32(dft),
     "DequantizeLinear": dequantize,
     "Det": det,
     "Dropout": dropout,
@@ -78,7 +76,7 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "Gemm": gemm,
     "GridSample": grid_sample,
     "GroupNormalization": group_normalization,
-    "LayerNormalization": normalization,
+    "LayerNormalization": in_float32(normalization),
     "LpNormalization": lp_normalization,
     "MaxUnpool": max_unpool,
     "ReduceL2": reduce_root_or_log,
@@ -87,18 +85,19 @@ EXPANSIONS: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
     "ReduceMean": reduce_mean,
     "Resize": resize,
     "QuantizeLinear": quantize,
-    "RMSNormalization": normalization,
+    "RMSNormalization": in_float32(normalization),
     "RotaryEmbedding": onnx_rotary,
     "Scan": scan,
     "SimplifiedLayerNormalization": simplified_layer_norm,
     "SpaceToDepth": space_to_depth,
     "Squeeze": squeeze,
-    "STFT": stft,
+    "STFT": in_float32(stft),
     "Tile": tile,
     "SkipSimplifiedLayerNormalization": skip_simplified_layer_norm,
     "Upsample": resize,
     "apq.EndIf": chosen_sizes,
     "apq.EndLoop": largest_entries,
+    "apq.Gelu": in_float32(),
     "apq.MoveFirst": move_first,
     "com.microsoft.Attention": packed_attention,
     "com.microsoft.DequantizeLinear": standard,

@@ -1,12 +1,15 @@
-"""Operators at types that TVM's converters of them do not take."""
+"""Operators at types that TVM's converters of them, or ours, do not take."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from apq_tvm.onnx_import.graph import Graph, np_dtype, type_number
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.types import Node
+
+Rule = Callable[[Graph, Node], list[Node] | None]
 
 SELU = (1.67326319217681884765625, 1.05070102214813232421875)
 """Its alpha and gamma, where a file leaves them out."""
@@ -63,9 +66,42 @@ def prelu(graph: Graph, node: Node) -> list[Node] | None:
     return steps.done(steps("Where", below, steps("Mul", x, slope), x))
 
 
-OTHER_TYPES: dict[str, Callable[[Graph, Node], list[Node] | None]] = {
+def in_float32(rule: Rule | None = None, outputs: tuple[int, ...] = (0,)) -> Rule:
+    """An operator that is compiled for float32 alone: of float64 it is that, between casts.
+
+    Parameters
+    ----------
+    rule : callable, optional
+        What it is written as of other types.
+    outputs : tuple of int
+        Those of its input's type; statistics are float32 anyway (ONNX's ``stash_type``).
+    """
+
+    def narrowed(graph: Graph, node: Node) -> list[Node] | None:
+        if all(graph.dtype(value) != "float64" for value in node.inputs):
+            return rule(graph, node) if rule else None
+        steps, single, double = Steps(graph, node), type_number("float32"), type_number("float64")
+        inputs = tuple(
+            steps("Cast", value, to=single) if graph.dtype(value) == "float64" else value
+            for value in node.inputs
+        )
+        asked = [node.outputs[i] for i in outputs if steps.wants(i)]
+        made = {value: graph.fresh(f"{value}.f32") for value in asked}
+        kept = tuple(made.get(value, value) for value in node.outputs)
+        casts = (
+            Node("Cast", graph.fresh(f"{node.name}.cast"), (narrow,), (value,), {"to": double})
+            for value, narrow in made.items()
+        )
+        return [*steps.nodes, replace(node, inputs=inputs, outputs=kept), *casts]
+
+    return narrowed
+
+
+OTHER_TYPES: dict[str, Rule] = {
     "Elu": elu,
     "EyeLike": eye_like,
+    "LRN": in_float32(),
+    "MeanVarianceNormalization": in_float32(),
     "PRelu": prelu,
     "Selu": selu,
     "ThresholdedRelu": thresholded_relu,

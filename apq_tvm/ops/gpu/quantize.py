@@ -14,7 +14,6 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.activations.quantize import range_factors, scale_and_inverse
 from apq_tvm.ops.blocks import argument
 from apq_tvm.ops.gpu.team import WARP, Call, Team, last, local
@@ -73,21 +72,14 @@ class GroupQuantizer(ABC):
         Of a code.
     call : callable
         Device functions of teams.
-
-    Raises
-    ------
-    NotApplicable
-        Groups that do not divide each other, or are of no whole words.
     """
 
     def __init__(self, factors: Factors, bits: int, call: Call) -> None:
         self.call, self.factors = call, factors
         self.width, self.sum_width = factors.width, factors.sum_width
         self.asymmetric = factors.centres > 0
-        if factors.padded % self.width or self.width % self.sum_width or self.sum_width % 4:
-            raise NotApplicable(
-                f"K={factors.k}: groups of {self.width} and {self.sum_width} do not nest"
-            )
+        # Groups are of whole words and nest, as layouts have them.
+        assert factors.padded % self.width == self.width % self.sum_width == self.sum_width % 4 == 0
         self.groups = factors.padded // self.width
         self.most = float((1 << (bits - 1)) - 1)
 

@@ -29,6 +29,11 @@ from apq_tvm.tensorize.meaning.tile_registers import (
 )
 
 
+def in_place(layout: InterleavedLayout) -> bool:
+    """Whether codes are multiplied where they lie."""
+    return layout.bits == 8
+
+
 class TiledGemm(IntegerGemm):
     """Blocks ``shapes`` and ``release`` are what a device does before and after a task's tiles."""
 
@@ -36,7 +41,7 @@ class TiledGemm(IntegerGemm):
         super().__init__(spec, layout, blocking)
         assert self.whole and self.k % blocking.k_block == 0
         assert blocking.vectors <= self.row_blocks
-        self.in_place = layout.bits == 8
+        self.in_place = in_place(layout)
         self.shared_columns = self.row_blocks % blocking.vectors > 0
 
     def scratch(self) -> None:

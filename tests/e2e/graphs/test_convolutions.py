@@ -531,3 +531,18 @@ def test_int8(model: Path, tmp_path: Path) -> None:
             if not cosine >= 0.9995:
                 wrong.append(f"{name} at {sizes}: {cosine}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_activations_of_one_bit(tmp_path: Path) -> None:
+    """Of their sign alone a window's padding is no zero: it is as in a product with the window."""
+    w, x = weight(16, 8, 3, 3), RNG.standard_normal((2, 8, 9, 9)).astype(np.float32)
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+    rows = windows.transpose(0, 2, 3, 4, 5, 1).reshape(2, 81, 72)  # as layers have their channels
+    nodes = [("Conv", "x w", "c", {"pads": [1] * 4}), ("MatMul", "rows v", "y")]
+    inputs = {**image("b", 8, 9, 9), "rows": ("float32", ["b", 81, 72])}
+    weights = {"w": w, "v": w.transpose(2, 3, 1, 0).reshape(72, 16).copy()}
+    model = save(build(nodes, inputs, "c y", weights), tmp_path)
+    apq_tvm.compile(model, tmp_path / "signs", scheme="W4A1")
+    got = load_module(tmp_path / "signs").run({"x": x, "rows": rows.copy()})
+    np.testing.assert_allclose(got["c"].reshape(2, 16, 81), got["y"].swapaxes(1, 2), 1e-5, 1e-6)

@@ -1,4 +1,4 @@
-"""Images of one type of floats, read by a grid of another, which ONNX Runtime has no kernel for."""
+"""Types of floats that kernels are not of, or that ONNX Runtime has no kernel for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx_models import build, run_onnx, save
+from onnx_models import build, rand, run_onnx, save
 
 import apq_tvm
 from apq_tvm.errors import UnsupportedModel
@@ -47,3 +47,36 @@ def test_integers_are_refused(tmp_path: Path) -> None:
     path = save(build([("GridSample", "x g", "y")], inputs, "y", opset=20), tmp_path)
     with pytest.raises(UnsupportedModel, match=r"GridSample .*of int32 it cannot be compiled"):
         apq_tvm.compile(path, tmp_path / "sampled")
+
+
+def test_what_is_of_float32_alone_takes_float64(tmp_path: Path) -> None:
+    """In float32, with outputs of the types that the operators give."""
+    ms = "com.microsoft."
+    nodes: list[Any] = [
+        ("LayerNormalization", "x g b", "n mean inverse"),
+        ("RMSNormalization", "x g", "r"),
+        (f"{ms}SkipLayerNormalization", "x n g b", "s"),
+        ("LRN", "x", "l", {"size": 3}),
+        ("MeanVarianceNormalization", "x", "m"),
+        ("Attention", "x x x", "a"),
+        ("DFT", "d", "f"),
+        (f"{ms}FastGelu", "x", "gelu"),
+        (f"{ms}QuickGelu", "x", "quick"),
+    ]
+    outputs = "n mean inverse r s l m a f gelu quick"
+    shapes = {"x": [2, 4, 6, 8], "d": [3, 8, 1]}
+    weights = {"g": rand(8), "b": rand(8, seed=1)}
+    found = {}
+    feeds = {name: rand(*shape, seed=2) for name, shape in shapes.items()}
+    for kind in ("float32", "float64"):
+        (tmp_path / kind).mkdir()
+        given = {name: (kind, shape) for name, shape in shapes.items()}
+        own = {name: array.astype(kind) for name, array in weights.items()}
+        model = build(nodes, given, outputs, own, opset=23, domains={"com.microsoft": 1})
+        path = save(model, tmp_path / kind)
+        apq_tvm.compile(path, tmp_path / kind / "compiled", scheme="float")
+        module = load_module(tmp_path / kind / "compiled")
+        found[kind] = module.run({name: array.astype(kind) for name, array in feeds.items()})
+    for name, value in found["float64"].items():
+        assert value.dtype == ("float32" if name in ("mean", "inverse") else "float64")
+        np.testing.assert_allclose(value, found["float32"][name], 1e-4, 1e-5, err_msg=name)

@@ -100,3 +100,16 @@ def test_weights_that_are_no_constants_are_refused(tmp_path: Path) -> None:
     path = save(build(nodes, inputs, "y", weights, 17, {"com.microsoft": 1}), tmp_path)
     with pytest.raises(UnsupportedModel, match=r"QAttention .* must be a constant matrix"):
         apq_tvm.compile(path, tmp_path / "no")
+
+
+@pytest.mark.parametrize(("given", "attrs"), [("", {"do_rotary": 1}), (" past _ length", {})])
+def test_attention_of_decoders_is_refused(
+    given: str, attrs: dict[str, int], tmp_path: Path
+) -> None:
+    nodes = [(MS + "Attention", f"x w c _{given}", "y present", {"num_heads": 2, **attrs})]
+    inputs: dict[str, Any] = {"x": ("float32", ["b", "s", 8])}
+    inputs |= {"past": ("float32", [2, "b", 2, 16, 4]), "length": ("int32", [1])}
+    weights = {"w": rand(8, 24), "c": rand(24)}
+    path = save(build(nodes, inputs, "y", weights, 17, {"com.microsoft": 1}), tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"Attention .* rotary positions, and a past that"):
+        apq_tvm.compile(path, tmp_path / "no")

@@ -254,4 +254,5 @@ def test_every_device_has_figures_and_borrows_of_devices() -> None:
         assert {*profile.measured_as, profile.modelled_as or profile.name} <= names
         assert {*profile.measured_as} <= {*shipped(THRESHOLDS)} - {profile.name}
         for variant in profile.variants or (profile,):
-            THRESHOLDS.check(devices.linear_kernels(profile), variant)
+            for kind in (THRESHOLDS, PREFERENCES):
+                kind.check(devices.linear_kernels(profile), variant)
