@@ -11,7 +11,7 @@ from apq_tvm.errors import ApqError, UnsupportedModel, fixed_sizes, gist
 from apq_tvm.progress import Progress
 from apq_tvm.schedules.decide import Decide, DecideOf, Defaults, Recording
 from apq_tvm.schedules.graph.exprs import signature
-from apq_tvm.schedules.graph.lets import spill_lets
+from apq_tvm.schedules.graph.rewrites.lets import spill_lets
 from apq_tvm.schedules.graph.rules import schedule_function, schedule_preparation
 from apq_tvm.types import DeviceProfile, LoweredModel, Scheduled, ScheduledModel
 

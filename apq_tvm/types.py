@@ -565,7 +565,7 @@ class LoweredModel:
     variants : mapping of str to tuple of Variant
         PrimFunc name in a Relax call → what runs instead, ordered by width, then by `m_max`.
     linears : mapping of str to LinearFunc
-        PrimFunc name → the kernel it is of and what was decided (`apq_tvm.lower.linear`).
+        PrimFunc name → the kernel it is of and what was decided (`apq_tvm.lower.operators.linear`).
     preparations : mapping of str to Preparation
         PrimFunc name → what kernels want done to x (`apq_tvm.schedules.linear.kernel`).
     apart : mapping of str to str

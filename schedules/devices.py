@@ -156,7 +156,7 @@ def cached_operators(profile: DeviceProfile) -> Mapping[str, Callable[..., Any]]
 
         return cached_operators(profile)
     from apq_tvm.ops.graph.attention import attention
-    from apq_tvm.ops.graph.cache import cache
-    from apq_tvm.ops.graph.pack_keys import pack_keys
+    from apq_tvm.ops.graph.caches.grown import cache
+    from apq_tvm.ops.graph.caches.pack_keys import pack_keys
 
     return {"apq.Attention": attention, "apq.Cache": cache, "apq.PackKeys": pack_keys}

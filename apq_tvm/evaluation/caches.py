@@ -1,6 +1,6 @@
 """Caches of keys and values as sessions keep them: nodes that round what attention reads.
 
-A session in int8 stores each head of a token with one scale (`apq_tvm.ops.graph.coded_cache`), and
+A session in int8 stores each head of a token with one scale (`apq_tvm.ops.graph.caches.coded`), and
 attention rounds its queries in the same way where the device multiplies int8
 (`apq_tvm.ops.graph.attention`); a session in float16 rounds keys and values alone. A module's
 outputs, the caches among them, are never rounded. A model without caches is taken for a decoder

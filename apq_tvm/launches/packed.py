@@ -2,7 +2,7 @@
 
 For processors, and for decoders on GPUs. Keys and values get nodes of their own, so that a cache
 which is kept packed can take their place: ``apq.PackKeys(k)`` and ``apq.PackValues(v)`` with the
-attribute ``order``, as ONNX Transpose to tokens first (`apq_tvm.ops.graph.pack_keys`).
+attribute ``order``, as ONNX Transpose to tokens first (`apq_tvm.ops.graph.caches.pack_keys`).
 `read_in_place` then takes away every ``apq.PackValues`` that the kernel needs not, which reads
 values by strides.
 """

@@ -18,23 +18,23 @@ from tvm import relax
 
 from apq_tvm.errors import UnsupportedModel, fixed_sizes, gist
 from apq_tvm.lower.aligned import legalize_reshape, views_again
-from apq_tvm.lower.arithmetic import ARITHMETIC
-from apq_tvm.lower.attention import AttentionLowering
 from apq_tvm.lower.behind import prepare_behind
-from apq_tvm.lower.cache import cache_converter
-from apq_tvm.lower.channels_first import ChannelsFirstLowering
-from apq_tvm.lower.channels_last import ChannelsLastLowering
 from apq_tvm.lower.dims import ATTRIBUTE, Dims
 from apq_tvm.lower.fusion import bound_fusion
-from apq_tvm.lower.indexing import indexing_converters
-from apq_tvm.lower.linear import LinearLowering
-from apq_tvm.lower.nodes import node_converters
-from apq_tvm.lower.places import place_converters
-from apq_tvm.lower.reductions import reduction_converters
+from apq_tvm.lower.operators.arithmetic import ARITHMETIC
+from apq_tvm.lower.operators.attention import AttentionLowering
+from apq_tvm.lower.operators.cache import cache_converter
+from apq_tvm.lower.operators.channels_first import ChannelsFirstLowering
+from apq_tvm.lower.operators.channels_last import ChannelsLastLowering
+from apq_tvm.lower.operators.indexing import indexing_converters
+from apq_tvm.lower.operators.linear import LinearLowering
+from apq_tvm.lower.operators.nodes import node_converters
+from apq_tvm.lower.operators.places import place_converters
+from apq_tvm.lower.operators.reductions import reduction_converters
+from apq_tvm.lower.operators.run_sizes import RunSizeLowering
+from apq_tvm.lower.operators.shapes import ShapeLowering
 from apq_tvm.lower.regions import region_converters
 from apq_tvm.lower.relax_import import import_graph
-from apq_tvm.lower.run_sizes import RunSizeLowering
-from apq_tvm.lower.shapes import ShapeLowering
 from apq_tvm.lower.views import view_constants
 from apq_tvm.lower.where_read import where_read
 from apq_tvm.types import (

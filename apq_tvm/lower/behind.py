@@ -12,7 +12,7 @@ from tvm import relax
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.lower.mutate import rewritten
-from apq_tvm.lower.reshape import reshape
+from apq_tvm.lower.operators.reshape import reshape
 
 if TYPE_CHECKING:
     from apq_tvm.schedules.linear.kernel import Preparation

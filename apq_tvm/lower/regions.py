@@ -13,7 +13,7 @@ from typing import Any
 from tvm import relax
 
 from apq_tvm.lower.dims import Dims
-from apq_tvm.lower.linear import known_shape
+from apq_tvm.lower.operators.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.types import REGION, Node, TensorSpec
 

@@ -2,8 +2,8 @@
 
 An exported decoder takes the keys and values of earlier tokens as inputs and gives those of all
 tokens as outputs: each token copies every cache. Behind `keep` attention reads an ``apq.Cache``,
-which a run fills whole and a session fills where it is new (`apq_tvm.ops.graph.cache`); the outputs
-are computed by the nodes that they always had, which sessions leave out.
+which a run fills whole and a session fills where it is new (`apq_tvm.ops.graph.caches.grown`); the
+outputs are computed by the nodes that they always had, which sessions leave out.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.types import ImportedModel, Node
 
 PACKS = {"apq.PackKeys": "keys", "apq.PackValues": "rows"}
-"""Nodes that lay out what attention reads → the layout (`apq_tvm.ops.graph.cache`)."""
+"""Nodes that lay out what attention reads → the layout (`apq_tvm.ops.graph.caches.grown`)."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def in_place(model: ImportedModel, pairs: Sequence[Pair], cache: str) -> list[No
 
     ``apq.Cache`` has the inputs of what joins past and new. Its attributes are ``orders``, of both
     to ``[T, B, N, H]``; ``layout``, ``dtype`` and ``total``, the dimension T. Of int8 it has two
-    outputs, scales and codes (`apq_tvm.ops.graph.coded_cache`), and ``apq.Attention`` reads the
+    outputs, scales and codes (`apq_tvm.ops.graph.caches.coded`), and ``apq.Attention`` reads the
     scales of keys and of values behind both.
 
     Raises

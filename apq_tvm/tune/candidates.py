@@ -15,10 +15,10 @@ from apq_tvm.bench.arm.layer import outputs
 from apq_tvm.codegen.build.kernels import build_kernels
 from apq_tvm.errors import BuildError, NotApplicable
 from apq_tvm.schedules.decide import Defaults
-from apq_tvm.schedules.graph.lets import spill_lets
+from apq_tvm.schedules.graph.rewrites.lets import spill_lets
 from apq_tvm.schedules.linear.kernel import Preparation
 from apq_tvm.schedules.recorded import fingerprint
-from apq_tvm.tensorize.meaning.folded_rows import FoldedRows
+from apq_tvm.tensorize.meaning.spans.folded_rows import FoldedRows
 from apq_tvm.tune.inputs import (
     APPROXIMATE,
     LOOSE,

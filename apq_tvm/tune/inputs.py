@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from apq_tvm.tensorize.meaning.folded_rows import FoldedRows
+from apq_tvm.tensorize.meaning.spans.folded_rows import FoldedRows
 from apq_tvm.tune.program import Expected
 from apq_tvm.types import F32, F64, Array, Scheme
 

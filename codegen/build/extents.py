@@ -2,8 +2,8 @@
 
 TVM's launch does not say how many iterations it has, and deals them to tasks in equal shares,
 rounded up. Only who knows their number can cut a loop so that no task is empty and all threads end
-together. A kernel whose grain was decided (`apq_tvm.schedules.graph.loops.with_grain`) tells that
-too.
+together. A kernel whose grain was decided tells that too
+(`apq_tvm.schedules.graph.rewrites.loops.with_grain`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import tvm_ffi
 from tvm import tirx
 
-from apq_tvm.schedules.graph.loops import grain_of
+from apq_tvm.schedules.graph.rewrites.loops import grain_of
 
 FUNCTION, GRAIN = "apq_loop_iterations", "apq_loop_grain"
 """Of codegen/runtime/cpu/launch.c."""

@@ -3,9 +3,10 @@
 TVM's default pipeline (``tvm/s_tir/pipeline.py``, 0.27) walks every function for GPUs too, and for
 values of nested ``Let`` expressions it puts back what each stands for, in every pass anew: a kernel
 with ``gelu`` took 2 to 4 s, of which LLVM's share is a tenth. Here passes for GPUs are left out,
-which changes nothing, and large values become slots (`apq_tvm.schedules.graph.lets.spill_large`) as
-soon as loops are vectorized. Functions that a schedule has lowered to loops itself skip the passes
-over blocks, of which ``CompactBufferAllocation`` alone took half of all the time.
+which changes nothing, and large values become slots as soon as loops are vectorized
+(`apq_tvm.schedules.graph.rewrites.lets.spill_large`). Functions that a schedule has lowered to
+loops itself skip the passes over blocks, of which ``CompactBufferAllocation`` alone took half of
+all the time.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from apq_tvm.codegen.build.near import keep_near
 from apq_tvm.codegen.build.slots import bind_slots
 from apq_tvm.codegen.build.wraps import keep_scalar
 from apq_tvm.schedules.graph.exprs import collect
-from apq_tvm.schedules.graph.lets import hide_binds, spill_large
+from apq_tvm.schedules.graph.rewrites.lets import hide_binds, spill_large
 
 NAME = "apq_cpu"
 IN_MODULE = "apq_cpu_module"
@@ -113,7 +114,7 @@ def _lower_blocks(mod: Any, _: Any) -> Any:
 def _within_root(func: Any) -> Any:
     """The body of a function without blocks but for the root; None if there are others.
 
-    `apq_tvm.schedules.graph.lowering.finish` makes such functions.
+    `apq_tvm.schedules.graph.rewrites.lowering.finish` makes such functions.
     """
     body = func.body
     if not isinstance(body, s_tir.SBlockRealize):

@@ -25,7 +25,7 @@ from apq_tvm.codegen.cuda.pipeline import to_kernels
 from apq_tvm.codegen.graph.c_text import identifier
 from apq_tvm.errors import BuildError
 from apq_tvm.schedules.graph.exprs import collect
-from apq_tvm.schedules.graph.lowering import truncate_divisions
+from apq_tvm.schedules.graph.rewrites.lowering import truncate_divisions
 
 _LETTERS = {"int64": "l", "int32": "i", "float32": "f"}
 _EXTENTS = (

@@ -138,7 +138,7 @@ class Call:
     outputs : int
         How many arguments at the end the call writes.
     grows : bool
-        Whether the tensors it writes may hold a part already (`apq_tvm.ops.graph.cache`).
+        Whether the tensors it writes may hold a part already (`apq_tvm.ops.graph.caches.grown`).
     attends : bool
         Whether all that it writes is 0 where its second argument is empty (`ATTENDING`).
     """

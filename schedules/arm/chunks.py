@@ -11,7 +11,7 @@ from apq_tvm.codegen.layouts import UNIT_K, InterleavedLayout
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.kernel import PARALLEL_WEIGHTS, Preparation, zero_point
-from apq_tvm.tensorize.meaning.folded_rows import FoldedRows
+from apq_tvm.tensorize.meaning.spans.folded_rows import FoldedRows
 from apq_tvm.tensorize.pairs.folded_dot import FoldedDot
 from apq_tvm.types import DeviceProfile
 

@@ -49,8 +49,8 @@ from apq_tvm.tensorize.arm.written.codebook import is_written, written_intrinsic
 from apq_tvm.tensorize.arm.written.codebook_asm import Style
 from apq_tvm.tensorize.meaning.codebook_quads import QUAD, BookDot
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K
-from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanDot
-from apq_tvm.tensorize.meaning.span_kinds import BookUnitsDot, SuperDot, UnitsDot
+from apq_tvm.tensorize.meaning.spans.kinds import BookUnitsDot, SuperDot, UnitsDot
+from apq_tvm.tensorize.meaning.spans.lookup import ROWS, SpanDot
 from apq_tvm.types import DeviceProfile
 
 

@@ -11,8 +11,8 @@ What the decisions mean:
 - ``own``: whether every vector of sums has its own copy of what a chunk starts from
   (`apq_tvm.ops.few_rows.folded`): loads instead of copies between registers.
 - ``unfolded``: whether activations stay as they are, and codes are unpacked one by one
-  (`apq_tvm.tensorize.meaning.fold`): 68 instead of 64 MACs per cycle of W4A8g32 with 8 rows of x on
-  V1.
+  (`apq_tvm.tensorize.meaning.spans.fold`): 68 instead of 64 MACs per cycle of W4A8g32 with 8 rows
+  of x on V1.
 - ``unroll``: chunks per iteration.
 """
 

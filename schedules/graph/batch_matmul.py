@@ -24,8 +24,6 @@ from tvm import sym, tirx
 
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.generic import schedule_generic
-from apq_tvm.schedules.graph.loops import parallel_when
-from apq_tvm.schedules.graph.lowering import finish
 from apq_tvm.schedules.graph.panel import (
     Flat,
     Packing,
@@ -36,6 +34,8 @@ from apq_tvm.schedules.graph.panel import (
     loop,
     strides,
 )
+from apq_tvm.schedules.graph.rewrites.loops import parallel_when
+from apq_tvm.schedules.graph.rewrites.lowering import finish
 from apq_tvm.tensorize.exprs import Expr, Stmt, i64
 from apq_tvm.types import DeviceProfile
 

@@ -8,18 +8,18 @@ from typing import Any
 from tvm import tirx
 
 from apq_tvm.ops.graph.attention import FOURS, PACK
-from apq_tvm.ops.graph.cache import KEYS
+from apq_tvm.ops.graph.caches.grown import KEYS
 from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.graph.attention.codes import coded_row, padded
 from apq_tvm.schedules.graph.attention.scratch import Scratch, runs, slots
-from apq_tvm.schedules.graph.lowering import finish
 from apq_tvm.schedules.graph.panel import flat_views, is_const, loop, strides
+from apq_tvm.schedules.graph.rewrites.lowering import finish
 from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i64
 from apq_tvm.types import DeviceProfile
 
 
 def schedule_coded_cache(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
-    """Write the body of `apq_tvm.ops.graph.coded_cache.coded_cache`.
+    """Write the body of `apq_tvm.ops.graph.caches.coded.coded_cache`.
 
     A task is a token; which it is in says nothing about how it is rounded.
 

@@ -28,7 +28,8 @@ from apq_tvm.schedules.graph.blocks import (
     share_rows,
 )
 from apq_tvm.schedules.graph.exprs import collect, uses
-from apq_tvm.schedules.graph.loops import (
+from apq_tvm.schedules.graph.register_tile import register_tile
+from apq_tvm.schedules.graph.rewrites.loops import (
     chunk,
     collapse,
     elements,
@@ -40,11 +41,10 @@ from apq_tvm.schedules.graph.loops import (
     reuse_outputs,
     unrolled_size,
 )
-from apq_tvm.schedules.graph.lowering import expand_math, finish, lower_blocks
-from apq_tvm.schedules.graph.register_tile import register_tile
-from apq_tvm.schedules.graph.split_guards import split_guards
+from apq_tvm.schedules.graph.rewrites.lowering import expand_math, finish, lower_blocks
+from apq_tvm.schedules.graph.rewrites.split_guards import split_guards
+from apq_tvm.schedules.graph.rewrites.vectorize import vectorize_loops
 from apq_tvm.schedules.graph.tile_transpose import tile_transpose
-from apq_tvm.schedules.graph.vectorize import vectorize_loops
 from apq_tvm.types import DeviceProfile
 
 LARGEST = 12000

@@ -13,8 +13,8 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 
 from apq_tvm.schedules.graph.exprs import substitute, uses
-from apq_tvm.schedules.graph.loops import fuse_outer, mergeable, nest, rebuild
-from apq_tvm.schedules.graph.vectorize import Loop, NotVector, Vectorizer
+from apq_tvm.schedules.graph.rewrites.loops import fuse_outer, mergeable, nest, rebuild
+from apq_tvm.schedules.graph.rewrites.vectorize import Loop, NotVector, Vectorizer
 from apq_tvm.tensorize.exprs import Expr, Stmt
 
 

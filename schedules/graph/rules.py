@@ -72,7 +72,7 @@ def schedule_function(func: Any, profile: DeviceProfile, decide: Decide) -> tupl
         ``x86_64_softmax``, ``generic_elementwise``, ...
     """
     op = str(func.attrs["apq.op"]) if func.attrs is not None and "apq.op" in func.attrs else ""
-    if op == "dispatch":  # never runs: its variants do (`apq_tvm.lower.linear`)
+    if op == "dispatch":  # never runs: its variants do (`apq_tvm.lower.operators.linear`)
         return func, "dispatch"
     if func.attrs is not None and "tirx.is_scheduled" in func.attrs:  # made with its threads
         return func, f"{profile.arch}_{op}"

@@ -11,9 +11,14 @@ from typing import Any
 from tvm import s_tir
 
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.graph.loops import distribute_rows, elements, parallel_when, reuse_output
-from apq_tvm.schedules.graph.lowering import finish, lower_blocks
-from apq_tvm.schedules.graph.vectorize import vectorize_loops
+from apq_tvm.schedules.graph.rewrites.loops import (
+    distribute_rows,
+    elements,
+    parallel_when,
+    reuse_output,
+)
+from apq_tvm.schedules.graph.rewrites.lowering import finish, lower_blocks
+from apq_tvm.schedules.graph.rewrites.vectorize import vectorize_loops
 from apq_tvm.types import DeviceProfile
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from tvm import ir, sym, tirx
 
 from apq_tvm.schedules.graph.exprs import substitute, uses
-from apq_tvm.schedules.graph.loops import fuse_outer, nest
 from apq_tvm.schedules.graph.panel import SQUARE, transpose_block
-from apq_tvm.schedules.graph.vectorize import Loop
+from apq_tvm.schedules.graph.rewrites.loops import fuse_outer, nest
+from apq_tvm.schedules.graph.rewrites.vectorize import Loop
 from apq_tvm.tensorize.exprs import Expr, Stmt
 
 

@@ -20,10 +20,10 @@ from apq_tvm.ops import math
 from apq_tvm.ops.images.window_reduce import LOWEST, tap_range
 from apq_tvm.ops.images.windows import NAMES, Geometry
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.graph.loops import parallel_when
-from apq_tvm.schedules.graph.lowering import finish
 from apq_tvm.schedules.graph.panel import bind_all, is_const, loop, strides
-from apq_tvm.schedules.graph.vectorize import vectorize_loops
+from apq_tvm.schedules.graph.rewrites.loops import parallel_when
+from apq_tvm.schedules.graph.rewrites.lowering import finish
+from apq_tvm.schedules.graph.rewrites.vectorize import vectorize_loops
 from apq_tvm.tensorize.exprs import Expr, Stmt, f32, i64
 from apq_tvm.types import DeviceProfile
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from apq_tvm.ops.graph.shapes import Dim
     from apq_tvm.ops.images.windows import Geometry
     from apq_tvm.ops.linear.spec import LinearSpec
-    from apq_tvm.tensorize.meaning.folded_rows import FoldedRows
+    from apq_tvm.tensorize.meaning.spans.folded_rows import FoldedRows
     from apq_tvm.types import DeviceProfile
 
 PARALLEL_WEIGHTS = 1 << 16
@@ -295,7 +295,7 @@ class LinearKernel:
         """The scheduled PrimFunc; of `func`, where a module has that under names of its own."""
         from tvm import s_tir
 
-        from apq_tvm.schedules.graph.loops import with_grain
+        from apq_tvm.schedules.graph.rewrites.loops import with_grain
 
         sch = s_tir.Schedule(self.func(choice) if func is None else func)
         self.schedule(sch, choice)

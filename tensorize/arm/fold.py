@@ -22,8 +22,8 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.codes import repeated, unpacked
 from apq_tvm.tensorize.exprs import Buffer, Expr
-from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, VECTORS
+from apq_tvm.tensorize.meaning.spans.fold import Fold
 from apq_tvm.tensorize.meaning.whole_codes import whole_place
 from apq_tvm.tensorize.pairs.folded_dot import FoldedDot, FoldedOperands, folded_pair
 from apq_tvm.tensorize.registry import register
@@ -171,7 +171,7 @@ def _sdot(total: Expr, codes: Expr, x: Expr) -> Expr:
 
 
 def _codes(o: FoldedOperands, unit: int, vector: int) -> Expr:
-    """int8 [16]: what stands for one vector of the unit (see `apq_tvm.tensorize.meaning.fold`)."""
+    """int8 [16]: what stands for one vector of the unit, as the meaning has it."""
     fold = o.dot.fold
     if fold.unit.whole and fold.part(vector):
         bits = fold.unit.bits

@@ -168,7 +168,7 @@ def _smmla(total: Expr, x: Expr, codes: Expr) -> Expr:
 
 
 def _codes(o: FoldedOperands, unit: int, octet: int, column: int) -> Expr:
-    """int8 [16]: what stands for 2 rows x 8 k (see `apq_tvm.tensorize.meaning.fold`)."""
+    """int8 [16]: what stands for 2 rows x 8 k (see `apq_tvm.tensorize.meaning.spans.fold`)."""
     fold, size = o.dot.fold, o.dot.fold.unit.vector_bytes
     block, column = divmod(column, o.dot.fold.unit.rows // 2)
     unit_at = o.dot.fold.unit.at

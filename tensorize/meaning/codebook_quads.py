@@ -32,7 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from apq_tvm.tensorize.exprs import Expr
-from apq_tvm.tensorize.meaning.lookup_span import Arrays, SpanDot
+from apq_tvm.tensorize.meaning.spans.lookup import Arrays, SpanDot
 
 BOOKS = 4
 """Codebooks."""

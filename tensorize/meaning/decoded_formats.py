@@ -20,7 +20,7 @@ from apq_tvm.tensorize.meaning.mixed import TILE_K, narrow_code, wide_byte, wide
 from apq_tvm.tensorize.meaning.planes import ROWS as PLANE_ROWS
 from apq_tvm.tensorize.meaning.planes import plane_code, table_of
 from apq_tvm.tensorize.meaning.scaffold import Load, Operand
-from apq_tvm.tensorize.meaning.span_kinds import FIELDS, nibble
+from apq_tvm.tensorize.meaning.spans.kinds import FIELDS, nibble
 
 NIBBLES = Unit(4, 4, ((4, 0),))
 """4-bit codes of 4 rows."""

@@ -2,7 +2,7 @@
 
 A chunk is a unit (R rows x 32 k) or several that share a scale: ``y[i, r] += scale[r] xs[i] Σ_k
 (code[r, k] - zero[r]) x[i, k]``, rows i of x, with x_k made of the int8 activations as
-`apq_tvm.tensorize.meaning.fold` says. What `apq_tvm.ops.activations.fold` knows of a chunk
+`apq_tvm.tensorize.meaning.spans.fold` says. What `apq_tvm.ops.activations.fold` knows of a chunk
 beforehand comes as floats, four times each: ``starts`` (of the integer sum and of the product with
 the scale of the activations; instructions need them, the meaning does not) and ``factors``.
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from apq_tvm.tensorize.exprs import Expr, i64
-from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, VECTORS, decode
 from apq_tvm.tensorize.meaning.scaffold import Bound, Load, Meaning, Operand, pair
+from apq_tvm.tensorize.meaning.spans.fold import Fold
 
 STARTS = 8
 """Floats in ``starts``."""

@@ -28,7 +28,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile, linear_kernels
-from apq_tvm.schedules.graph.lets import spill_lets
+from apq_tvm.schedules.graph.rewrites.lets import spill_lets
 from apq_tvm.schedules.graph.rules import schedule_preparation
 from apq_tvm.schedules.linear.kernel import Choice, LinearKernel
 from apq_tvm.types import DeviceProfile, QuantizedTensor, Scheme

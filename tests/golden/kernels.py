@@ -14,7 +14,7 @@ from apq_tvm.errors import NotApplicable, UnsupportedModel
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults
 from apq_tvm.schedules.devices import linear_kernels
-from apq_tvm.schedules.graph.lets import spill_lets
+from apq_tvm.schedules.graph.rewrites.lets import spill_lets
 from apq_tvm.schedules.graph.rules import schedule_preparation
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.schedules.linear.thresholds import rows_of

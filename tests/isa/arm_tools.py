@@ -20,7 +20,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide, Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.linear.kernel import LinearKernel
-from apq_tvm.tensorize.meaning.fold import Fold
+from apq_tvm.tensorize.meaning.spans.fold import Fold
 from apq_tvm.types import DeviceProfile, QuantizedTensor
 
 _CC, _QEMU = COMPILERS["aarch64"], EMULATORS["aarch64"]

@@ -11,7 +11,7 @@ from arm_tools import assembly, count, emulated, needs_qemu
 from attention_cases import Problem, by_blocks, coded, in_fours
 from tvm import tirx
 
-from apq_tvm.ops.graph.coded_cache import coded_cache
+from apq_tvm.ops.graph.caches.coded import coded_cache
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.graph.rules import schedule_function

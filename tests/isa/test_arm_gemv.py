@@ -18,7 +18,7 @@ from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.graph.rules import schedule_preparation
 from apq_tvm.schedules.linear.kernel import LinearKernel
-from apq_tvm.tensorize.meaning.fold import Fold
+from apq_tvm.tensorize.meaning.spans.fold import Fold
 from apq_tvm.types import QuantizedTensor, Scheme
 
 Array = Any

@@ -11,8 +11,8 @@ from arm_tools import emulated, needs_qemu
 from attention_cases import Problem
 
 from apq_tvm.ops.graph.batch_matmul import batch_matmul
+from apq_tvm.ops.graph.caches.pack_keys import pack_keys
 from apq_tvm.ops.graph.layernorm import layernorm
-from apq_tvm.ops.graph.pack_keys import pack_keys
 from apq_tvm.ops.graph.softmax import softmax
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile

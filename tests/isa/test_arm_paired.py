@@ -19,7 +19,7 @@ from apq_tvm.schedules.arm.paired import PAIRED_KERNELS
 from apq_tvm.schedules.decide import Recorded
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.graph.rules import schedule_preparation
-from apq_tvm.tensorize.meaning.fold import Fold
+from apq_tvm.tensorize.meaning.spans.fold import Fold
 from apq_tvm.types import QuantizedTensor
 
 Array = Any

@@ -19,7 +19,7 @@ from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.schedules.arm.chunks import schedule_fold
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.graph.lets import spill_lets
+from apq_tvm.schedules.graph.rewrites.lets import spill_lets
 from apq_tvm.schedules.graph.rules import schedule_function
 from apq_tvm.schedules.linear.quantize import quantize_func
 from apq_tvm.tensorize.exprs import MAGIC_BITS

@@ -20,7 +20,7 @@ from apq_tvm.ops.activations.windows_strips import (
 from apq_tvm.ops.images.windows import Geometry
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.graph.lets import spill_lets
+from apq_tvm.schedules.graph.rewrites.lets import spill_lets
 from apq_tvm.schedules.linear.quantize import schedule_quantize
 from apq_tvm.tensorize.exprs import i64
 

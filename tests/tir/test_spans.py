@@ -18,7 +18,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.graph.lets import spill_lets
+from apq_tvm.schedules.graph.rewrites.lets import spill_lets
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.schedules.linear.quantize import quantize_func
 from apq_tvm.schedules.x86.codebook import CODEBOOK_KERNELS

@@ -98,7 +98,7 @@ class StaticLayer:
         from apq_tvm.bench.rivals import relative_error
         from apq_tvm.schedules.decide import Defaults
         from apq_tvm.schedules.devices import linear_kernels
-        from apq_tvm.schedules.graph.lets import spill_lets
+        from apq_tvm.schedules.graph.rewrites.lets import spill_lets
         from apq_tvm.select import by_name
 
         spec, profile = self._spec, self._profile
@@ -120,7 +120,7 @@ class StaticLayer:
 
     def _prepare(self, preparation: Preparation) -> Any:
         from apq_tvm.schedules.decide import Defaults
-        from apq_tvm.schedules.graph.lets import spill_lets
+        from apq_tvm.schedules.graph.rewrites.lets import spill_lets
         from apq_tvm.schedules.graph.rules import schedule_preparation
 
         func = preparation.func
@@ -155,7 +155,7 @@ class StaticLayer:
 def outputs(func: Any, inputs: int, m: int) -> list[Array]:
     """Zeroed arrays for what a preparation writes for `m` rows: its parameters after `inputs`.
 
-    Their first axes depend on M alone, as `apq_tvm.lower.linear` has it.
+    Their first axes depend on M alone, as `apq_tvm.lower.operators.linear` has it.
     """
     from tvm import sym, tirx
 

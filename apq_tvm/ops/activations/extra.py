@@ -15,8 +15,8 @@ from apq_tvm.ops.activations.bundles import Bundles
 from apq_tvm.ops.activations.quantize import shortened
 from apq_tvm.ops.blocks import argument, put
 from apq_tvm.tensorize.exprs import MAGIC, Expr, PrimFunc
-from apq_tvm.tensorize.meaning.lookup_span import EXTRA
 from apq_tvm.tensorize.meaning.rounding import CODES
+from apq_tvm.tensorize.meaning.spans.lookup import EXTRA
 
 NAME = "quantize_extra"
 """Attribute ``apq.op``."""

@@ -1,4 +1,4 @@
-"""Dynamic quantization of activations to int8 and folded, as `apq_tvm.tensorize.meaning.fold` says.
+"""Dynamic quantization of activations to int8, folded (`apq_tvm.tensorize.meaning.spans.fold`).
 
 Scales are of a whole row or of one group of weights; what belongs to them (zero groups, NaN,
 infinities) is as in `apq_tvm.ops.activations.quantize`. A scale keeps 22 bits, so that MAGIC times

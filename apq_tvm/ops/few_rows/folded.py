@@ -22,9 +22,9 @@ from apq_tvm.formats.integer import ROW_SUMS
 from apq_tvm.ops.linear.nest import Blocking, LinearNest
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i64
-from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.tensorize.meaning.interleaved import HALF
 from apq_tvm.tensorize.meaning.scaffold import View, product
+from apq_tvm.tensorize.meaning.spans.fold import Fold
 from apq_tvm.tensorize.pairs.folded_dot import STARTS, FoldedDot
 
 CHUNK_UNITS = (4, 2, 1)

@@ -2,7 +2,7 @@
 
 Tiles, streams and the epilogue are those of `apq_tvm.ops.few_rows.spans`; the products of a span of
 a row block, with all scales, are one block for an intrinsic
-(`apq_tvm.tensorize.meaning.lookup_span`). Besides codes and scales the kernel takes `extra` with
+(`apq_tvm.tensorize.meaning.spans.lookup`). Besides codes and scales the kernel takes `extra` with
 the activations, what `apq_tvm.ops.activations.extra` computes.
 """
 
@@ -15,8 +15,8 @@ from apq_tvm.codegen.layouts import SpanLayout
 from apq_tvm.ops.few_rows.spans import SpanBlocking, SpanLinear
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
 from apq_tvm.tensorize.exprs import Expr, i64
-from apq_tvm.tensorize.meaning.lookup_span import EXTRA, SpanDot
 from apq_tvm.tensorize.meaning.scaffold import View
+from apq_tvm.tensorize.meaning.spans.lookup import EXTRA, SpanDot
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.blocks import argument
 from apq_tvm.ops.gpu.team import WARP
 from apq_tvm.ops.graph.attention import PACK
-from apq_tvm.ops.graph.cache import KEYS, ROWS, place
+from apq_tvm.ops.graph.caches.grown import KEYS, ROWS, place
 from apq_tvm.ops.graph.shapes import Dim, Symbols, stored_index
 from apq_tvm.tensorize.exprs import Expr, PrimFunc, f32, i64
 
@@ -32,7 +32,7 @@ def cache(
     dtype: str = "float32",
     starts: bool = False,
 ) -> PrimFunc:
-    """Build what `apq_tvm.ops.graph.cache.cache` is, with a block for a token and a head.
+    """Build what `apq_tvm.ops.graph.caches.grown.cache` is, with a block for a token and a head.
 
     Tokens ``kept .. T - 1`` are written, and nothing else of y is touched.
 
@@ -83,7 +83,7 @@ def cache(
 
 
 def pack_keys(shape: Sequence[Dim], order: Sequence[int], dtype: str = "float32") -> PrimFunc:
-    """Build what `apq_tvm.ops.graph.pack_keys.pack_keys` declares.
+    """Build what `apq_tvm.ops.graph.caches.pack_keys.pack_keys` declares.
 
     Raises
     ------

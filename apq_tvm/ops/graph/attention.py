@@ -102,7 +102,7 @@ def attention(
         Shape as stored, float32; strings are dynamic dimensions.
     keys : sequence of int or str
         ``[ceil(T / 16), B, Nkv, H, 16]`` of `dtype`; lanes past T hold anything. Of int8
-        ``[ceil(T / 16), B, Nkv, ceil(H / 4), 64]`` (`apq_tvm.ops.graph.coded_cache`).
+        ``[ceil(T / 16), B, Nkv, ceil(H / 4), 64]`` (`apq_tvm.ops.graph.caches.coded`).
     values : sequence of int or str
         As stored, of `dtype`; no value past T is read.
     mask : sequence of int or str, optional

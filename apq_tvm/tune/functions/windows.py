@@ -33,7 +33,7 @@ from apq_tvm.tuning_logs.records import FUNCTION
 from apq_tvm.types import F32, Array, LoweredModel
 
 if TYPE_CHECKING:
-    from apq_tvm.tensorize.meaning.folded_rows import FoldedRows
+    from apq_tvm.tensorize.meaning.spans.folded_rows import FoldedRows
 
 MOST_ELEMENTS = 1 << 25
 """Of an image, of its windows and of the layer's result."""

@@ -20,8 +20,8 @@ from apq_tvm.bench.arm.loops import branch_target as arm_target
 from apq_tvm.bench.arm.mca import Analyser, find_analyser
 from apq_tvm.bench.trace import Instruction
 from apq_tvm.bench.trace import executed as traced
-from apq_tvm.schedules.graph.lets import spill_lets
-from apq_tvm.schedules.graph.loops import GRAIN
+from apq_tvm.schedules.graph.rewrites.lets import spill_lets
+from apq_tvm.schedules.graph.rewrites.loops import GRAIN
 from apq_tvm.schedules.recorded import fingerprint
 from apq_tvm.tune.static import x86
 from apq_tvm.types import Array, DeviceProfile

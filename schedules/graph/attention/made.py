@@ -17,10 +17,10 @@ from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.graph.shapes import substituted, symbols_of
 from apq_tvm.schedules.graph.blocks import child_blocks, inline_producers, is_plain, is_reduction
 from apq_tvm.schedules.graph.exprs import collect
-from apq_tvm.schedules.graph.lowering import expand_math
 from apq_tvm.schedules.graph.panel import strides
-from apq_tvm.schedules.graph.split_guards import split_guards
-from apq_tvm.schedules.graph.vectorize import vectorize_loop
+from apq_tvm.schedules.graph.rewrites.lowering import expand_math
+from apq_tvm.schedules.graph.rewrites.split_guards import split_guards
+from apq_tvm.schedules.graph.rewrites.vectorize import vectorize_loop
 from apq_tvm.tensorize.exprs import Expr, Stmt, i64
 
 Store = Callable[[Expr, Expr], Stmt]

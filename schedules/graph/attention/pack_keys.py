@@ -8,7 +8,6 @@ from tvm import tirx
 
 from apq_tvm.ops.graph.attention import PACK
 from apq_tvm.schedules.decide import Decide
-from apq_tvm.schedules.graph.lowering import finish
 from apq_tvm.schedules.graph.panel import (
     bind_all,
     flat_views,
@@ -17,12 +16,13 @@ from apq_tvm.schedules.graph.panel import (
     strides,
     transpose_block,
 )
+from apq_tvm.schedules.graph.rewrites.lowering import finish
 from apq_tvm.tensorize.exprs import Expr, Stmt, i64
 from apq_tvm.types import DeviceProfile
 
 
 def schedule_pack_keys(func: Any, profile: DeviceProfile, decide: Decide) -> Any:
-    """Write the body of `apq_tvm.ops.graph.pack_keys.pack_keys`.
+    """Write the body of `apq_tvm.ops.graph.caches.pack_keys.pack_keys`.
 
     Parameters
     ----------

@@ -23,8 +23,8 @@ from apq_tvm.schedules.devices import four_dots
 from apq_tvm.schedules.graph.attention.problem import Problem, read_problem
 from apq_tvm.schedules.graph.attention.rows import Task, finished
 from apq_tvm.schedules.graph.attention.scratch import BLOCK, Kept, Rows, slots
-from apq_tvm.schedules.graph.lowering import finish
 from apq_tvm.schedules.graph.panel import is_const, loop
+from apq_tvm.schedules.graph.rewrites.lowering import finish
 from apq_tvm.tensorize.exprs import Expr, Stmt, i64
 from apq_tvm.types import DeviceProfile
 

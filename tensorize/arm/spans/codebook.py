@@ -42,8 +42,8 @@ from apq_tvm.tensorize.arm.spans.span import (
 )
 from apq_tvm.tensorize.exprs import Expr, splat
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, VECTORS
-from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
-from apq_tvm.tensorize.meaning.span_kinds import BookUnitsDot
+from apq_tvm.tensorize.meaning.spans.kinds import BookUnitsDot
+from apq_tvm.tensorize.meaning.spans.lookup import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.registry import register
 
 BUNCH = 4

@@ -48,7 +48,7 @@ from apq_tvm.tensorize.arm.spans.span import (
 )
 from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.codebook_quads import BookDot
-from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
+from apq_tvm.tensorize.meaning.spans.lookup import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.registry import register
 
 _NOWHERE = 128

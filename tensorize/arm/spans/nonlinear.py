@@ -30,8 +30,8 @@ from apq_tvm.tensorize.arm.spans.span import (
     x_of,
 )
 from apq_tvm.tensorize.exprs import splat
-from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
-from apq_tvm.tensorize.meaning.span_kinds import UnitsDot
+from apq_tvm.tensorize.meaning.spans.kinds import UnitsDot
+from apq_tvm.tensorize.meaning.spans.lookup import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.registry import register
 
 UNITS_ACTS = 2.0**56

@@ -13,7 +13,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.tensorize.arm.lookup import BYTES, kept, masked, shifted, table_lookup
 from apq_tvm.tensorize.exprs import Expr, shuffled, splat
-from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands
+from apq_tvm.tensorize.meaning.spans.lookup import ROWS, SpanOperands
 
 _HIGH_BYTE = 12
 """Where a vector with sub-scales has the high byte of 2^-97; bytes 8 to 11 are 0."""

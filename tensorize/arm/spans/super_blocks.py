@@ -22,8 +22,8 @@ from apq_tvm.tensorize.arm.spans.span import (
     x_of,
 )
 from apq_tvm.tensorize.exprs import Expr, splat
-from apq_tvm.tensorize.meaning.lookup_span import ROWS, SpanOperands, span_pair
-from apq_tvm.tensorize.meaning.span_kinds import SuperDot
+from apq_tvm.tensorize.meaning.spans.kinds import SuperDot
+from apq_tvm.tensorize.meaning.spans.lookup import ROWS, SpanOperands, span_pair
 from apq_tvm.tensorize.registry import register
 
 _TWO_23_BITS = 0x4B000000

@@ -16,7 +16,7 @@ from apq_tvm.tensorize.arm.written.codebook_asm import (
     places,
 )
 from apq_tvm.tensorize.meaning.codebook_quads import SPAN_QUADS, BookDot
-from apq_tvm.tensorize.meaning.lookup_span import SpanDot, SpanOperands, span_pair
+from apq_tvm.tensorize.meaning.spans.lookup import SpanDot, SpanOperands, span_pair
 from apq_tvm.tensorize.registry import register
 
 _ARGUMENTS = (*POINTERS[:-1], "table", "y")

@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from apq_tvm.tensorize.arm.spans.quads import BOOK_ABOVE, BOOK_BELOW
 from apq_tvm.tensorize.arm.written.straight import Straight, Value, together
 from apq_tvm.tensorize.meaning.codebook_quads import SPAN_QUADS, quad_bytes
-from apq_tvm.tensorize.meaning.lookup_span import EXTRA, ROWS
+from apq_tvm.tensorize.meaning.spans.lookup import EXTRA, ROWS
 
 POINTERS = ("codes", "subs", "index", "scales", "x", "xs", "extra", "places")
 """Operands 1 and on; 0 is the sums."""

@@ -10,7 +10,7 @@ import pytest
 
 from apq_tvm.codegen.build.toolchain import find_toolchain
 from apq_tvm.errors import ApqError
-from apq_tvm.tensorize.meaning.folded_rows import FoldedRows
+from apq_tvm.tensorize.meaning.spans.folded_rows import FoldedRows
 from apq_tvm.tune.api import devices_of, plan_of
 from apq_tvm.tune.candidates import Workshop
 from apq_tvm.tune.measure import OK, Bench

@@ -13,7 +13,7 @@ from onnx_models import build, rand, save
 from small_llama import CONFIG, small_llama
 
 import apq_tvm
-import apq_tvm.lower.attention as lowered
+import apq_tvm.lower.operators.attention as lowered
 from apq_tvm.errors import NotApplicable
 from apq_tvm.explain import explain, explanation_lines
 from apq_tvm.module import load_module

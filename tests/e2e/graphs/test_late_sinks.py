@@ -10,7 +10,7 @@ import pytest
 from onnx_models import build, rand, run_onnx, save
 
 import apq_tvm
-import apq_tvm.lower.attention as lowered
+import apq_tvm.lower.operators.attention as lowered
 from apq_tvm.errors import NotApplicable
 from apq_tvm.module import load_module
 

@@ -15,7 +15,7 @@ from scheduled import AVX512, PROFILES, compiled
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.graph.attention import PACK, attention
-from apq_tvm.ops.graph.pack_keys import pack_keys
+from apq_tvm.ops.graph.caches.pack_keys import pack_keys
 from apq_tvm.schedules.decide import Recorded
 
 MOST = (

@@ -15,7 +15,7 @@ from scheduled import compiled
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.graph.attention import attention
-from apq_tvm.ops.graph.coded_cache import coded_cache
+from apq_tvm.ops.graph.caches.coded import coded_cache
 from apq_tvm.schedules.decide import Recorded
 from apq_tvm.schedules.devices import find_profile
 

@@ -15,7 +15,7 @@ from tvm.tirx.script.builder import ir as b  # noqa: E402
 from apq_tvm.ops import math  # noqa: E402
 from apq_tvm.ops.blocks import argument  # noqa: E402
 from apq_tvm.schedules.graph.exprs import collect  # noqa: E402
-from apq_tvm.schedules.graph.lets import hide_binds, spill_lets  # noqa: E402
+from apq_tvm.schedules.graph.rewrites.lets import hide_binds, spill_lets  # noqa: E402
 
 
 def nested(value: Any) -> Any:

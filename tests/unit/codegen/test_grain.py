@@ -16,7 +16,7 @@ from apq_tvm.formats import parse_scheme
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Recorded
 from apq_tvm.schedules.devices import find_profile, linear_kernels
-from apq_tvm.schedules.graph.loops import elements, grain_of, parallel_when, with_grain
+from apq_tvm.schedules.graph.rewrites.loops import elements, grain_of, parallel_when, with_grain
 from apq_tvm.schedules.recorded import fingerprint
 from apq_tvm.tune.api import plan_of
 from apq_tvm.tune.space import alone

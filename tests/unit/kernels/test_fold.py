@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from apq_tvm.tensorize.exprs import MAGIC_BITS
-from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.tensorize.meaning.interleaved import Unit
 from apq_tvm.tensorize.meaning.rounding import MAGIC, SUM_LIMIT
+from apq_tvm.tensorize.meaning.spans.fold import Fold
 
 Array = Any
 

@@ -470,7 +470,7 @@ def vectorize_loops(func: Any, vector_bytes: int, unroll: int = 1) -> Any:
     Parameters
     ----------
     func : tvm.tirx.PrimFunc
-        After `apq_tvm.schedules.graph.lowering.lower_blocks`.
+        After `apq_tvm.schedules.graph.rewrites.lowering.lower_blocks`.
     vector_bytes, unroll : int
         As in `vectorize_loop`.
 

@@ -12,7 +12,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 
 from apq_tvm.schedules.graph.exprs import call_name, collect, substitute, uses
-from apq_tvm.schedules.graph.loops import is_straight
+from apq_tvm.schedules.graph.rewrites.loops import is_straight
 from apq_tvm.tensorize.exprs import Expr, Stmt
 
 _MOST = 3  # cuts of one loop: each doubles nothing, but adds a copy of the body

@@ -10,10 +10,10 @@ from tvm import relax, te, tirx, topi
 
 from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.fusion import ALONE
-from apq_tvm.lower.linear import known_shape
+from apq_tvm.lower.operators.linear import known_shape
+from apq_tvm.lower.operators.reshape import reshape
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.lower.reshape import reshape
-from apq_tvm.ops.graph.append_cache import append_cache
+from apq_tvm.ops.graph.caches.append import append_cache
 from apq_tvm.types import Node
 
 

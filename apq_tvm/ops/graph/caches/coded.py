@@ -20,7 +20,7 @@ from tvm.tirx.script.builder import ir as b
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.blocks import argument
 from apq_tvm.ops.graph.attention import FOURS, PACK, WIDEST
-from apq_tvm.ops.graph.cache import KEYS
+from apq_tvm.ops.graph.caches.grown import KEYS
 from apq_tvm.ops.graph.shapes import Dim, Symbols
 from apq_tvm.tensorize.exprs import PrimFunc, i32, i64
 
@@ -60,7 +60,7 @@ def coded_cache(
     Parameters
     ----------
     past, new, orders, layout, starts
-        As of `apq_tvm.ops.graph.cache.cache`.
+        As of `apq_tvm.ops.graph.caches.grown.cache`.
 
     Returns
     -------

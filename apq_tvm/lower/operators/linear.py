@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.lower.reshape import reshape
+from apq_tvm.lower.operators.reshape import reshape
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Defaults, Recorded
 from apq_tvm.schedules.graph.exprs import substitute
@@ -26,7 +26,7 @@ from apq_tvm.select import epilogue, linear_spec
 from apq_tvm.types import KernelChoice, KernelPlan, Node, Variant
 
 if TYPE_CHECKING:
-    from apq_tvm.lower.channels_last import ChannelsLastLowering
+    from apq_tvm.lower.operators.channels_last import ChannelsLastLowering
     from apq_tvm.schedules.decide import DecideOf
     from apq_tvm.schedules.linear.kernel import Choice, LinearKernel, Preparation
 

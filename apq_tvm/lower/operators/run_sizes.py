@@ -10,10 +10,10 @@ from tvm import relax, sym, te, tirx
 
 from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.fusion import ALONE
-from apq_tvm.lower.linear import known_shape
-from apq_tvm.lower.nodes import Shapes, call, same
+from apq_tvm.lower.operators.linear import known_shape
+from apq_tvm.lower.operators.nodes import Shapes, call, same
+from apq_tvm.lower.operators.reshape import reshape
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops.graph.numbers import RULES
 from apq_tvm.ops.graph.select import non_max_suppression, non_zero, unique
 from apq_tvm.ops.graph.topk import topk

@@ -8,11 +8,11 @@ from typing import Any
 from tvm import relax, sym
 
 from apq_tvm.lower.dims import Dims
-from apq_tvm.lower.nodes import Shapes
+from apq_tvm.lower.operators.nodes import Shapes
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.ops.graph.attention import PACK
-from apq_tvm.ops.graph.cache import KEYS
-from apq_tvm.ops.graph.coded_cache import coded_cache, coded_shapes
+from apq_tvm.ops.graph.caches.coded import coded_cache, coded_shapes
+from apq_tvm.ops.graph.caches.grown import KEYS
 from apq_tvm.schedules.devices import cached_operators
 from apq_tvm.types import KEPT, DeviceProfile, Node
 

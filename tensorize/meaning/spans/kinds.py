@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from apq_tvm.tensorize.exprs import Expr
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, decode
-from apq_tvm.tensorize.meaning.lookup_span import ROWS, Arrays, SpanDot
+from apq_tvm.tensorize.meaning.spans.lookup import ROWS, Arrays, SpanDot
 
 FIELDS = {2: ((2, 0),), 3: ((2, 0), (1, 2)), 4: ((4, 0),)}
 """Bits of a code -> (width, shift) of the parts it is stored in."""

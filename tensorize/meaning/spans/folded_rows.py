@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from apq_tvm.tensorize.meaning.fold import Fold
 from apq_tvm.tensorize.meaning.interleaved import VECTORS
+from apq_tvm.tensorize.meaning.spans.fold import Fold
 
 UNIT = 4 * VECTORS
 """Columns of a unit."""

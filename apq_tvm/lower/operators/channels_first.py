@@ -10,9 +10,9 @@ from tvm import relax, tirx
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.fusion import ALONE
-from apq_tvm.lower.linear import known_shape
+from apq_tvm.lower.operators.linear import known_shape
+from apq_tvm.lower.operators.reshape import reshape
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops.images.conv import conv
 from apq_tvm.ops.images.pad import pad
 from apq_tvm.ops.images.pool import pool

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import relax
 
-from apq_tvm.lower.nodes import Shapes, call
+from apq_tvm.lower.operators.nodes import Shapes, call
+from apq_tvm.lower.operators.reshape import reshape
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops.images.resample import Resampling, fold, resize
 from apq_tvm.ops.images.window_reduce import convolution, depthwise, pool
 from apq_tvm.ops.images.windows import Geometry, windows

@@ -17,10 +17,10 @@ from tvm import relax, sym, tirx, topi
 from apq_tvm.codegen.layouts import weight_layout
 from apq_tvm.errors import NotApplicable, UnsupportedModel
 from apq_tvm.formats import details
-from apq_tvm.lower.arithmetic import elementwise
-from apq_tvm.lower.linear import known_shape
+from apq_tvm.lower.operators.arithmetic import elementwise
+from apq_tvm.lower.operators.linear import known_shape
+from apq_tvm.lower.operators.reshape import reshape
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops import math
 from apq_tvm.ops.graph.batch_matmul import batch_matmul
 from apq_tvm.ops.graph.concatenate import concatenate
@@ -33,7 +33,7 @@ from apq_tvm.types import ImportedModel, Node, PackedModel
 
 TOGETHER = 8
 """Tensors up to which Relax's concatenation, which finds an element by comparing its place with
-where each begins, is cut into plain loops (`apq_tvm.schedules.graph.split_guards`)."""
+where each begins, is cut into plain loops (`apq_tvm.schedules.graph.rewrites.split_guards`)."""
 
 
 class Shapes:

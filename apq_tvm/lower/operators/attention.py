@@ -14,12 +14,12 @@ from tvm import relax, sym, te, tirx
 
 from apq_tvm.errors import NotApplicable
 from apq_tvm.lower.dims import Dims
-from apq_tvm.lower.linear import known_shape
-from apq_tvm.lower.nodes import Shapes, call, convert_matmul, convert_softmax, same
+from apq_tvm.lower.operators.linear import known_shape
+from apq_tvm.lower.operators.nodes import Shapes, call, convert_matmul, convert_softmax, same
+from apq_tvm.lower.operators.reshape import reshape
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops.graph.attention import PACK
-from apq_tvm.ops.graph.unpacked import unpacked_keys, unpacked_values
+from apq_tvm.ops.graph.caches.unpacked import unpacked_keys, unpacked_values
 from apq_tvm.schedules.devices import cached_operators, device_operators
 from apq_tvm.types import DeviceProfile, Node
 

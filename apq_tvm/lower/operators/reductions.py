@@ -10,7 +10,7 @@ from typing import Any
 from tvm import relax, tirx, topi
 
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.lower.linear import known_shape
+from apq_tvm.lower.operators.linear import known_shape
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.ops.graph.extremes import extreme, place_of_extreme
 from apq_tvm.types import ImportedModel, Node

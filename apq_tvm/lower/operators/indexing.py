@@ -13,10 +13,10 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from apq_tvm.errors import UnsupportedModel
-from apq_tvm.lower.linear import known_shape
-from apq_tvm.lower.nodes import Shapes, call
+from apq_tvm.lower.operators.linear import known_shape
+from apq_tvm.lower.operators.nodes import Shapes, call
+from apq_tvm.lower.operators.reshape import reshape
 from apq_tvm.lower.relax_import import Convert
-from apq_tvm.lower.reshape import reshape
 from apq_tvm.ops.graph.gather import gather, gather_elements, gather_nd, reverse_sequence
 from apq_tvm.ops.graph.scatter import REDUCTIONS, scatter_elements, scatter_nd
 from apq_tvm.ops.graph.topk import topk

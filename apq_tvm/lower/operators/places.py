@@ -11,7 +11,7 @@ from tvm import relax, te, tirx
 
 from apq_tvm.errors import UnsupportedModel
 from apq_tvm.lower.fusion import ALONE
-from apq_tvm.lower.nodes import Shapes, call
+from apq_tvm.lower.operators.nodes import Shapes, call
 from apq_tvm.lower.relax_import import Convert
 from apq_tvm.onnx_import.conv.pools import LEAST_CHANNELS
 from apq_tvm.onnx_import.symbolic.geometry import windows

@@ -1,0 +1,1 @@
+"""How nodes become Relax: one short function per operator."""

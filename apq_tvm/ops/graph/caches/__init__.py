@@ -1,0 +1,1 @@
+"""Keys and values that a session keeps, and how attention reads them."""

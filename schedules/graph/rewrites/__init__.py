@@ -1,0 +1,1 @@
+"""Rewrites of lowered loops, behind what TensorIR's schedule primitives express."""
