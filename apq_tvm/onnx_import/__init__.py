@@ -32,6 +32,8 @@ end.
 ``apq.FromBfloat16(x)``             a graph input as float32; ``apq.ToBfloat16(x)`` the reverse: no
                                     other value is bfloat16
 ``apq.MaxPoolIndices(x)``           MaxPool with both outputs: values and their places
+``apq.Sample(x, places)``           x [N, C, H, W] between its pixels, linear, 0 outside: places
+                                    [N, H', W', 2] are x and y, in pixels from the first's middle
 ``apq.Reshape(x)``                  ``shape``: where a constant target with 0 and -1 cannot say it
 ``apq.Expand(x)``                   ``shape``: of the output, broadcasting done
 ``apq.Slice(x)``                    ``axes``, ``starts``, ``steps`` (not 0), ``shape`` of the

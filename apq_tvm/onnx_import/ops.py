@@ -50,6 +50,10 @@ REFUSED = {
 }
 
 
+BLOCKED = "com.microsoft.nchwc."
+"""What ONNX Runtime makes of convolutions at its last level, which is its default."""
+
+
 def check_supported(graph: Graph, known: Container[str] = SUPPORTED, domain: str = "") -> None:
     """Refuse operators nothing can compile.
 
@@ -64,13 +68,19 @@ def check_supported(graph: Graph, known: Container[str] = SUPPORTED, domain: str
     Raises
     ------
     UnsupportedModel
-        Listing every such operator with the names of its nodes.
+        Listing every such operator with the names of its nodes, or saying how to save the file.
     """
     found: dict[str, list[str]] = defaultdict(list)
     for node in graph.nodes:
         ours = node.op.startswith("apq.") or not node.op.startswith(domain)
         if not ours and node.op not in known:
             found[node.op].append(repr(node.name))
+    if any(op.startswith(BLOCKED) for op in found):
+        raise UnsupportedModel(
+            "ONNX Runtime saved this file for one processor (operators of com.microsoft.nchwc, in "
+            "blocks of channels that only it knows): compile the model it was made of, or save it "
+            "with graph_optimization_level = ORT_ENABLE_EXTENDED"
+        )
     if found:
         listed = "; ".join(
             f"{op}{f' ({REFUSED[op]})' if op in REFUSED else ''}: {', '.join(names)}"

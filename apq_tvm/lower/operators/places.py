@@ -1,4 +1,4 @@
-"""MaxPool with indices, Col2Im, TensorScatter, RoiAlign, GridSample."""
+"""MaxPool with indices, Col2Im, TensorScatter, RoiAlign, GridSample and its kin."""
 
 from __future__ import annotations
 
@@ -153,8 +153,18 @@ def convert_grid_sample(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any
         places = bb.emit(relax.op.permute_dims(grid, (0, rank - 1, *range(1, rank - 1))))
         layout = "NCHW" if rank == 4 else "NCDHW"
         return relax.op.image.grid_sample(x, places, method, layout, padding, align)
+    return _sampled(bb, x, grid, border=padding == "border", align=align)
+
+
+def convert_sample(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``apq.Sample``: at places in pixels."""
+    return _sampled(bb, *inputs, pixels=True)
+
+
+def _sampled(bb: relax.BlockBuilder, x: Any, grid: Any, **how: bool) -> Any:
+    """An image [N, C, H, W] at the points of a grid, linear between its pixels."""
     pixels = bb.emit(relax.op.permute_dims(x, (0, 2, 3, 1)))
-    find = partial(corners, border=padding == "border", align=align)
+    find = partial(corners, **how)
     around = bb.emit_te(find, grid, pixels, primfunc_name_hint="corners", primfunc_attrs=ALONE)
     found = [bb.emit(relax.TupleGetItem(around, i)) for i in range(2)]
     samples = bb.emit_te(
@@ -176,4 +186,5 @@ def place_converters(model: ImportedModel) -> dict[str, Convert]:
         "RoiAlign": partial(convert_roi_align, opset=model.opset),
         "TensorScatter": convert_tensor_scatter,
         "apq.MaxPoolIndices": max_pool_converter(model),
+        "apq.Sample": convert_sample,
     }

@@ -103,7 +103,8 @@ def _numbers(node: Node, key: str, value: Any, least: int) -> None:
 
 def _check_axes(graph: Graph, node: Node, rank: int) -> None:
     scale = node.inputs[1] if len(node.inputs) > 1 else ""
-    if node.op not in PER_AXIS or graph.rank(scale):
+    whole = node.op in PER_AXIS and graph.shape(scale) in ((), (1,))  # its axis says nothing then
+    if not whole:
         for key in AXIS & node.attrs.keys():
             _one_axis(node, key, node.attrs[key], rank + (node.op in ONE_MORE))
     axes: Any = node.attrs.get("axes")

@@ -1,4 +1,4 @@
-"""Weights that ONNX Runtime packs: ``MatMulNBits`` and ``GatherBlockQuantized``.
+"""Weights that ONNX Runtime packs: ``MatMulNBits``, ``MatMulBnb4``, ``GatherBlockQuantized``.
 
 The packing is that of onnxruntime's docs/ContribOperators.md: codes of 2 and 4 bits lie in bytes,
 the first one in the lowest bits. ``accuracy_level``, which says how ONNX Runtime may round
@@ -21,6 +21,17 @@ from apq_tvm.types import Array, Node
 
 BITS = (2, 4, 8)
 """Widths ONNX Runtime computes on CPUs; the operators' specification allows no others for these."""
+
+
+_FP4 = (0.0, 0.0052083333, 0.6666667, 1.0, 0.33333334, 0.5, 0.16666667, 0.25)
+FP4 = (*_FP4, *(-level for level in _FP4))
+NF4 = (
+    -1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.091050036, 0.0,
+    0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
+)  # fmt: skip
+BNB4 = (FP4, NF4)
+"""What the codes of ``MatMulBnb4`` mean, by ``quant_type``: bitsandbytes' floats of 4 bits, and
+quantiles of a normal distribution (QLoRA, arXiv:2305.14314, appendix E)."""
 
 
 def unpack(packed: Array, bits: int, count: int) -> Array:
@@ -80,6 +91,38 @@ def matmul_nbits(graph: Graph, node: Node) -> list[Node]:
     if bias:
         nodes.append(Node("Add", graph.fresh(f"{node.name}.bias"), (y, bias), node.outputs))
     return nodes
+
+
+def matmul_bnb4(graph: Graph, node: Node) -> list[Node]:
+    """``com.microsoft.MatMulBnb4`` as ``apq.Linear`` with the matrix its codes mean.
+
+    Blocks run on over rows, the first of two codes lies in the higher bits. No format here has
+    these levels: the layer is quantized by the scheme, like one that came in floats.
+
+    Raises
+    ------
+    ImportFailed
+        The packed arrays do not have the sizes that N, K and block_size ask for.
+    UnsupportedModel
+        Weights that are no constants, or of another type than FP4 and NF4.
+    """
+    x, packed, absmax = node.inputs[:3]
+    name = f"MatMulBnb4 {node.name!r}"
+    n, k, size = (_positive(node, key, name) for key in ("N", "K", "block_size"))
+    kind = int(node.attrs.get("quant_type", 1))
+    if kind not in range(len(BNB4)):
+        raise UnsupportedModel(f"{name}: quant_type {kind} is neither 0 (FP4) nor 1 (NF4)")
+    if graph.dtype(x) not in FLOATS:
+        raise ImportFailed(f"{name}: its input {graph.describe(x)} is no tensor of floats")
+    weight, count = f"{packed}.{n}x{k}.bnb{kind}g{size}.{absmax}", n * k
+    if weight not in graph.weights:
+        codes = _constant(graph, packed, "weight", name)
+        _check_size(codes, "uint8", -(-count // 2), f"N={n}, K={k}", packed, name)
+        both = np.stack([codes.reshape(-1) >> 4, codes.reshape(-1) & 15], axis=1)
+        level = np.array(BNB4[kind], np.float32)[both.reshape(-1)[:count]]
+        scale = _scales(graph, absmax, -(-count // size), name).reshape(-1)
+        graph.weights[weight] = (level * scale[np.arange(count) // size]).reshape(n, k)
+    return linear(graph, node, x, weight, node.outputs[0])
 
 
 def store(graph: Graph, source: str, suffix: str, codes: Codes) -> str:

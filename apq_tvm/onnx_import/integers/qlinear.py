@@ -8,6 +8,7 @@ of this kind made is dropped before a layer (`quantized.keep_codes`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.standard import reduced
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.types import Node
+
+Rule = Callable[[Graph, Node], list[Node]]
 
 
 def qlinear_matmul(graph: Graph, node: Node) -> list[Node]:
@@ -82,7 +85,7 @@ def qgemm(graph: Graph, node: Node) -> list[Node]:
     return steps.done(_rounded(steps, product, y_scale, y_zero) if y_scale else product)
 
 
-def _binary(op: str) -> Callable[[Graph, Node], list[Node]]:
+def _binary(op: str) -> Rule:
     """A rule for an operator on two inputs, both with scale and zero point."""
 
     def rule(graph: Graph, node: Node) -> list[Node]:
@@ -94,7 +97,7 @@ def _binary(op: str) -> Callable[[Graph, Node], list[Node]]:
     return rule
 
 
-def _unary(op: str, *kept: str) -> Callable[[Graph, Node], list[Node]]:
+def _unary(op: str, *kept: str) -> Rule:
     """A rule for an operator on one input; `kept` are the attributes that mean the same."""
 
     def rule(graph: Graph, node: Node) -> list[Node]:
@@ -132,16 +135,32 @@ def _concat(graph: Graph, node: Node) -> list[Node]:
     return steps.done(_rounded(steps, result, scale, zero))
 
 
-def _pool(op: str) -> Callable[[Graph, Node], list[Node]]:
+def _pool(op: str) -> Rule:
     """A rule for an average over windows, whose attributes are those of the operator on floats."""
+    return _channels_first(lambda graph, node: _unary(op, *node.attrs)(graph, node))
 
-    def rule(graph: Graph, node: Node) -> list[Node]:
+
+def _channels_first(rule: Rule) -> Rule:
+    """A rule for images whose channels may come last: ``channels_last``, which none has behind."""
+
+    def moved(graph: Graph, node: Node) -> list[Node]:
         attrs = dict(node.attrs)
-        if attrs.pop("channels_last", 0):
-            raise Steps(graph, node).refuse("channels_last=1 is not read; quantize a model of NCHW")
-        return _unary(op, *attrs)(graph, node)
+        last = attrs.pop("channels_last", 0)
+        plain = replace(node, attrs=attrs)
+        if not last:
+            return rule(graph, plain)
+        steps, (x, *others) = Steps(graph, node), node.inputs
+        rank = len(steps.shape(x))
+        first = steps.transpose(x, 0, rank - 1, *range(1, rank - 1))
+        y = graph.fresh(f"{node.outputs[0]}.first")
+        made = rule(graph, replace(plain, inputs=(first, *others), outputs=(y,)))
+        perm = (0, *range(2, rank), 1)
+        back = Node(
+            "Transpose", graph.fresh(f"{node.name}.back"), (y,), node.outputs, {"perm": perm}
+        )
+        return [*steps.nodes, *made, back]
 
-    return rule
+    return moved
 
 
 def _where(graph: Graph, node: Node) -> list[Node]:
@@ -192,13 +211,14 @@ def _reshaped(graph: Graph, value: str, shape: tuple[int, ...]) -> str:
     return name
 
 
-QLINEAR: dict[str, Callable[[Graph, Node], list[Node]]] = {
+QLINEAR: dict[str, Rule] = {
     "QLinearConv": qlinear_conv,
     "QLinearMatMul": qlinear_matmul,
     "com.microsoft.QGemm": qgemm,
     "com.microsoft.QLinearAdd": _binary("Add"),
     "com.microsoft.QLinearAveragePool": _pool("AveragePool"),
     "com.microsoft.QLinearConcat": _concat,
+    "com.microsoft.QLinearConv": _channels_first(qlinear_conv),
     "com.microsoft.QLinearGlobalAveragePool": _pool("GlobalAveragePool"),
     "com.microsoft.QLinearLeakyRelu": _unary("LeakyRelu", "alpha"),
     "com.microsoft.QLinearMul": _binary("Mul"),

@@ -11,9 +11,14 @@ from apq_tvm.onnx_import.control.chosen import chosen_sizes
 from apq_tvm.onnx_import.control.entries import largest_entries
 from apq_tvm.onnx_import.control.loops import loop, move_first, scan
 from apq_tvm.onnx_import.control.sequences import SEQUENCES
+from apq_tvm.onnx_import.conv.deform import deform_conv
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.bert import quantized_attention, quantized_embeddings
-from apq_tvm.onnx_import.integers.packed import gather_block_quantized, matmul_nbits
+from apq_tvm.onnx_import.integers.packed import (
+    gather_block_quantized,
+    matmul_bnb4,
+    matmul_nbits,
+)
 from apq_tvm.onnx_import.integers.qlinear import QLINEAR
 from apq_tvm.onnx_import.integers.quantized import dynamic_quantize_matmul, standard
 from apq_tvm.onnx_import.operators.bert import embed_layer_norm, packed_attention
@@ -69,6 +74,7 @@ EXPANSIONS: dict[str, Rule] = {
     "BatchNormalization": batch_normalization,
     "ConvTranspose": conv_transpose,
     "DFT": in_float32(dft),
+    "DeformConv": in_float32(deform_conv),
     "DequantizeLinear": dequantize,
     "Det": det,
     "Dropout": dropout,
@@ -110,6 +116,7 @@ EXPANSIONS: dict[str, Rule] = {
     "com.microsoft.GatherBlockQuantized": gather_block_quantized,
     "com.microsoft.GroupQueryAttention": group_query_attention,
     "com.microsoft.MatMulIntegerToFloat": dynamic_quantize_matmul,
+    "com.microsoft.MatMulBnb4": matmul_bnb4,
     "com.microsoft.MatMulNBits": matmul_nbits,
     "com.microsoft.MultiHeadAttention": multi_head_attention,
     "com.microsoft.QAttention": quantized_attention,

@@ -289,6 +289,13 @@ def _max_pool_indices(graph: Graph, node: Node) -> list[Shape | None]:
     return []
 
 
+def _sample(graph: Graph, node: Node) -> list[Shape | None]:
+    """``apq.Sample``: as many pixels as places."""
+    image, places = (graph.shape(v) for v in node.inputs)
+    graph.dtypes[node.outputs[0]] = "float32"
+    return [None if image is None or places is None else (*image[:2], *places[1:3])]
+
+
 def _transposed_matmul(graph: Graph, node: Node) -> list[Shape | None]:
     """``apq.MatMul``."""
     a, b = (graph.shape(v) for v in node.inputs)
@@ -349,6 +356,7 @@ RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     "apq.ToBfloat16": _to_bfloat16,
     "apq.MaxPoolIndices": _max_pool_indices,
     "apq.MatMul": _transposed_matmul,
+    "apq.Sample": _sample,
     **dict.fromkeys(
         ("apq.Reshape", "apq.Expand", "apq.Slice", "apq.Assume", "apq.AssumeHere"), _given
     ),

@@ -10,19 +10,23 @@ from tvm import te, tirx
 from apq_tvm.tensorize.exprs import Expr, f32
 
 
-def corners(grid: Any, image: Any, border: bool, align: bool) -> list[Any]:
+def corners(
+    grid: Any, image: Any, border: bool = False, align: bool = False, pixels: bool = False
+) -> list[Any]:
     """Of each point the pixels around it along both axes, and what they count.
 
     Parameters
     ----------
     grid : te.Tensor
-        float32 [N, H, W, 2]: x and y, of which -1 and 1 are the ends of the image.
+        float32 [N, H, W, 2]: x and y, of which -1 and 1 are the ends of the image; in pixels from
+        the middle of the first where they are `pixels`.
     image : te.Tensor
         [N, height, width, C], for its sizes.
     border : bool
         Whether points outside are those of the border, or count nothing.
     align : bool
         Whether ends are the middles of the outermost pixels.
+    pixels : bool
 
     Returns
     -------
@@ -33,7 +37,10 @@ def corners(grid: Any, image: Any, border: bool, align: bool) -> list[Any]:
 
     def place(point: Sequence[Any], axis: int) -> Expr:
         size = sizes[axis].astype("float32")
-        value = grid(*point, 1 - axis) + f32(1.0)
+        value = grid(*point, 1 - axis)
+        if pixels:
+            return value
+        value = value + f32(1.0)
         value = (
             value * (size - f32(1.0)) * f32(0.5) if align else (value * size - f32(1.0)) * f32(0.5)
         )

@@ -203,6 +203,12 @@ def _conv(attrs: Attrs, x: Tensor, w: Tensor, bias: Tensor = None) -> Tensor:
     )
 
 
+def _sample(attrs: Attrs, x: Tensor, places: Tensor) -> Tensor:
+    """Places in pixels as shares of the image, -1 to 1 from edge to edge."""
+    sizes = torch.tensor([x.shape[3], x.shape[2]], dtype=x.dtype)
+    return F.grid_sample(x, (2 * places + 1) / sizes - 1, align_corners=False)
+
+
 IMAGE_OPS: dict[str, Callable[..., Tensor]] = {
     "Conv": _conv,
     "apq.Fold": _fold,
@@ -210,5 +216,6 @@ IMAGE_OPS: dict[str, Callable[..., Tensor]] = {
     "apq.PoolFirst": _pool_first,
     "apq.Resize": _resize,
     "apq.ResizeAxes": _resize_axes,
+    "apq.Sample": _sample,
 }
 """As `apq_tvm.quantizers.torch.ops.OPS`."""
