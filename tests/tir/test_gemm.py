@@ -229,3 +229,13 @@ def test_every_element_is_written() -> None:
     arrays, _ = problem(kernel, spec, profile, 9)
     run(*arrays)
     assert np.isfinite(arrays[-1]).all()
+
+
+@pytest.mark.parametrize("kernel", [param(k) for k in TYPICAL if k.act_bits == 8])
+def test_steps_that_do_not_divide_k(kernel: LinearKernel) -> None:
+    """Rows of one scale, K = 352 in blocks of 192: a tuner may ask for steps of 64."""
+
+    def longest(name: str, choices: Any) -> Any:
+        return choices[-1] if name == "k_step" else choices[0]
+
+    check(kernel, LinearSpec(33, 352, Scheme(kernel.bits)), (kernel.m_tile + 1,), longest)

@@ -10,7 +10,7 @@ import pytest
 from onnx_models import build, rand, run_onnx, save
 
 import apq_tvm
-from apq_tvm.errors import UnsupportedModel
+from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.module import load_module
 
 MS = "com.microsoft."
@@ -45,4 +45,40 @@ def test_other_metrics_are_refused(tmp_path: Path) -> None:
     inputs = {"x": ("float32", ["rows", 5])}
     path = save(build(nodes, inputs, "y", weights, 17, {"com.microsoft": 1}), tmp_path)
     with pytest.raises(UnsupportedModel, match="'cosine' is neither euclidean nor sqeuclidean"):
+        apq_tvm.compile(path, tmp_path / "no")
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize(("n", "k", "block"), [(6, 48, 64), (5, 33, 16)])
+def test_weights_of_bitsandbytes(kind: int, n: int, k: int, block: int, tmp_path: Path) -> None:
+    """FP4 and NF4, whose blocks run on over rows."""
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.integers(0, 256, -(-n * k // 2)).astype(np.uint8)}
+    weights["absmax"] = rng.uniform(0.1, 1, -(-n * k // block)).astype(np.float32)
+    attrs = {"N": n, "K": k, "block_size": block, "quant_type": kind}
+    nodes = [(MS + "MatMulBnb4", "x w absmax", "y", attrs)]
+    inputs = {"x": ("float32", ["b", 3, k])}
+    path = save(build(nodes, inputs, "y", weights, 17, {"com.microsoft": 1}), tmp_path)
+    apq_tvm.compile(path, tmp_path / "bnb", scheme="float")
+    feeds = {"x": rand(2, 3, k)}
+    got = load_module(tmp_path / "bnb").run(feeds)["y"]
+    np.testing.assert_allclose(got, run_onnx(path, feeds)["y"], 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "error"),
+    [
+        ({"quant_type": 2}, "quant_type 2 is neither 0"),
+        ({"block_size": 1 << 40, "N": 7}, "needs 112 of uint8"),
+        ({"block_size": 16}, "12 floats are needed"),
+        ({"K": -1}, "K=-1; a positive integer is needed"),
+    ],
+)
+def test_bad_weights_of_bitsandbytes(attrs: dict[str, int], error: str, tmp_path: Path) -> None:
+    whole = {"N": 6, "K": 32, "block_size": 64, **attrs}
+    nodes = [(MS + "MatMulBnb4", "x w absmax", "y", whole)]
+    weights = {"w": np.zeros(96, np.uint8), "absmax": np.ones(3, np.float32)}
+    inputs = {"x": ("float32", ["b", 32])}
+    path = save(build(nodes, inputs, "y", weights, 17, {"com.microsoft": 1}), tmp_path)
+    with pytest.raises((UnsupportedModel, ImportFailed), match=error):
         apq_tvm.compile(path, tmp_path / "no")

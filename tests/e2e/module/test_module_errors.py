@@ -369,3 +369,17 @@ def test_missing_cpu_feature_is_no_sigill(tmp_path: Path, monkeypatch: pytest.Mo
     text = run_python(code, tmp_path).stdout
     assert "WrongMachine libfuture needs the CPU feature avx9000" in text
     assert text.endswith(" future\n")
+
+
+def test_an_output_that_is_not_contiguous(module: ModuleType) -> None:
+    """Python makes its outputs or asks for such; a C program may give any."""
+    taken, feeds = module._library.take_context(), mixed_feeds(3, 2)
+    outputs = list(module.run(feeds).values())
+    given = type(taken.given)(taken.given.types)
+    given.point_any([feeds["x:0"], feeds["ids"]])
+    wanted = type(taken.given)([array.dtype for array in outputs])
+    wide = [np.repeat(array, 2, -1) for array in outputs]
+    wanted.point_any([array[..., ::2] for array in wide])
+    with pytest.raises(module.InputError, match="is not contiguous"):
+        module._library.check(module._library.run_c(taken.c, given.c, wanted.c, ctypes.c_int32(0)))
+    module._library.idle.append(taken)

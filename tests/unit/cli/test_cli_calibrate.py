@@ -77,3 +77,8 @@ def test_tuning_goes_on_from_a_finished_file(files: tuple[Path, Path], tmp_path:
     assert report["output"] == str(out)
     assert first.exists()
     call("calibrate", model, "--inputs", data, "-o", tmp_path / "d", "--statistics", first, code=2)
+
+
+def test_statistics_without_learning_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
+    model, data = files
+    call("calibrate", model, "--inputs", data, "-o", tmp_path / "c", "--statistics", data, code=2)

@@ -537,3 +537,10 @@ def test_grouped_attention_in_both_directions(tmp_path: Path) -> None:
     p = np.exp(scores - scores.max(-1, keepdims=True))
     y = (p / p.sum(-1, keepdims=True)) @ v
     np.testing.assert_allclose(got["y"], y.transpose(0, 2, 1, 3).reshape(1, 3, 64), atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [47, 64])
+def test_multi_head_with_a_bias_of_another_width(tmp_path: Path, width: int) -> None:
+    path = multi_head(tmp_path, "q k v bias", weights={"bias": rand(width)})
+    with pytest.raises(UnsupportedModel, match=rf"has {width} entries for 16 \+ 16 \+ 16"):
+        import_onnx(path)

@@ -180,6 +180,11 @@ def test_files_round_trip_and_belong_to_a_model(llama: tuple[Path, Path], tmp_pa
     save_file(tmp_path / "f", CalibrationFile(replace(file.calibration, layers=bad)))
     with pytest.raises(BadInput, match=r"absmax of layer .* is not finite"):
         load(tmp_path / "f", model)
+    small = np.eye(3, dtype=np.float32)
+    bad = {n: replace(s, hessian=small) for n, s in file.calibration.layers.items()}
+    save_file(tmp_path / "g", CalibrationFile(replace(file.calibration, layers=bad)))
+    with pytest.raises(BadInput, match=r"H of layer .* has shape \(3, 3\)"):
+        load(tmp_path / "g", model)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x10\0\0\0\0\0\0\0{}", b"PK not safetensors" * 9])
