@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 import pytest
 import smollm2
-import smollm2_codes
 import smollm2_gguf
 import smollm2_ort
 import smollm2_table
@@ -301,12 +300,3 @@ def test_tokenizer_splits_digits(gguf_file: Path) -> None:
     pytest.importorskip("tokenizers")
     tokenizer = smollm2.read_tokenizer(gguf_file)
     assert tokenizer.encode("ab 12ab").tokens == ["ab", "Ġ", "1", "2", "ab"]
-
-
-def test_divergence_is_of_the_model_to_what_was_found() -> None:
-    wanted = smollm2_codes.log_softmax(np.log([[0.5, 0.25, 0.25], [0.9, 0.05, 0.05]]) + 700)
-    found = smollm2_codes.log_softmax(np.log([[0.25, 0.5, 0.25], [0.9, 0.05, 0.05]]))
-    np.testing.assert_allclose(np.exp(wanted).sum(-1), 1)
-    np.testing.assert_allclose(
-        smollm2_codes.divergence(wanted, found), [0.25 * np.log(2), 0], atol=1e-12
-    )
