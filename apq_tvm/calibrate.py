@@ -100,6 +100,7 @@ def calibrate(
     digest = hashlib.sha256(Path(inputs).read_bytes()).hexdigest()
     run = {"sha256": imported.sha256, "inputs": digest, "samples": count, "rows": rows}
     run |= {"hessian": hessian, "fisher": fisher, "weigh": weigh}
+    run |= {"importance": "by sample"} if weigh else {}  # not by token, as earlier versions had it
     run |= {} if kv == "f32" else {"kv": kv}
     if reuse and output.exists():
         known = load(output, imported)
@@ -236,9 +237,9 @@ def write_state(path: Path, run: Mapping[str, Any], state: State) -> None:
         arrays[f"absmax.{value}"] = sums.absmax
         arrays[f"rows.{value}"] = np.array(sums.rows)
         arrays[f"weight.{value}"] = np.array(sums.weight)
-        arrays[f"power.{value}"] = np.array(sums.power)
         if sums.hessian is not None:
             arrays[f"hessian.{value}"] = sums.hessian
+    arrays |= {f"pulls.{node}": rows for node, rows in state.pulls.items()}
     arrays |= {f"table.{node}": np.array(power) for node, power in state.tables.items()}
     arrays["calls"] = np.array(state.calls)
     write_arrays(path, arrays, {"run": json.dumps(run)})
@@ -273,14 +274,14 @@ def read_state(path: Path, run: Mapping[str, Any]) -> State:
                 int(arrays[f"rows.{name}"]),
                 float(arrays[f"weight.{name}"]),
                 arrays.get(f"hessian.{name}"),
-                float(arrays[f"power.{name}"]),
             )
             for name in names
         }
         fisher = {k.removeprefix("fisher."): a for k, a in arrays.items() if k[:7] == "fisher."}
+        pulls = {k.removeprefix("pulls."): a for k, a in arrays.items() if k[:6] == "pulls."}
         tables = {
             k.removeprefix("table."): float(a) for k, a in arrays.items() if k[:6] == "table."
         }
-        return State(int(arrays["calls"]), sums, fisher, tables)
+        return State(int(arrays["calls"]), sums, fisher, pulls, tables)
     except KeyError as error:
         raise BadInput(f"{path} is damaged: {error} is missing; delete it") from error

@@ -279,7 +279,8 @@ class LayerStats:
     fisher : float32 [N, K] or None
         E[(dL/dw)^2], where the model has a language-model loss.
     importance : float
-        Mean of |dL/dy|^2 over rows and outputs, by which errors of different layers compare; the
+        How much an error of the layer's output matters, by which errors of different layers
+        compare: about E|dL/dy|^2 per output, but more where errors of a sample's rows add up. The
         means above weigh each row by its |dL/dy|. 0 where it was not measured.
     """
 

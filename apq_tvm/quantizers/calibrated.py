@@ -247,7 +247,7 @@ class Method:
 def pooled(found: Sequence[LayerStats]) -> LayerStats:
     """What layers that share a weight read together.
 
-    Every row counts as calibration weighed it, by its |dL/dy|, or all the same.
+    Every row counts about as calibration weighed it, by its |dL/dy|, or all the same.
     """
     if len(found) == 1:
         return found[0]

@@ -220,10 +220,10 @@ def damage(delta: F32, w: F32, stats: LayerStats | None) -> float:
         What the weights are off by.
     w : float32 [N, K]
     stats : LayerStats or None
-        Where it has importance the result is E|dL/dy|^2 E|x delta^T|^2 per output, rows weighed as
-        calibration did: about how much the loss grows to second order (as Fisher information has
-        it). Without, the error relative to the layer's output, E|x delta^T|^2 / E|x w^T|^2;
-        without stats all inputs count the same.
+        Where it has importance the result is that times E|x delta^T|^2, rows weighed as calibration
+        did: about how much the loss grows to second order (as Fisher information has it).
+        Without, the error relative to the layer's output, E|x delta^T|^2 / E|x w^T|^2; without
+        stats all inputs count the same.
 
     Returns
     -------

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from apq_tvm.quantizers.torch.ops import Tensor, torch
 from apq_tvm.types import LayerStats
 
+PULLS = 256
+"""Samples whose gradients are told apart."""
+
 
 @dataclass
 class Sums:
@@ -24,8 +27,6 @@ class Sums:
         Sum of the rows' weights.
     hessian : float32 [K, K] or None
         Sum of x xᵀ.
-    power : float
-        Sum of the rows' |dL/dy|².
     """
 
     square: NDArray[np.float64]
@@ -34,7 +35,6 @@ class Sums:
     rows: int = 0
     weight: float = 0.0
     hessian: NDArray[np.float32] | None = None
-    power: float = 0.0
 
     @staticmethod
     def zero(k: int, hessian: bool) -> Sums:
@@ -43,10 +43,7 @@ class Sums:
         return Sums(np.zeros(k), np.zeros(k), np.zeros(k, np.float32), hessian=h)
 
     def add(self, x: Tensor, weights: Tensor | None = None) -> None:
-        """Count rows x float32 [rows, K], each with its weight float32 [rows] or 1.
-
-        Layers whose rows are weighed count the squares of the weights as `power`.
-        """
+        """Count rows x float32 [rows, K], each with its weight float32 [rows] or 1."""
         if not len(x):
             return
         weighed = x if weights is None else x * weights[:, None]
@@ -55,7 +52,6 @@ class Sums:
         np.maximum(self.absmax, x.abs().amax(0).numpy(), out=self.absmax)
         self.rows += len(x)
         self.weight += float(len(x) if weights is None else weights.double().sum())
-        self.power += 0.0 if weights is None else float(weights.double().square().sum())
         if self.hessian is not None:
             torch.from_numpy(self.hessian).addmm_(weighed.T, x)
 
@@ -83,6 +79,9 @@ class State:
         By the node's name, or, without weights, by the value that layers read.
     fisher : dict of str to float32 [N, K]
         Sum over sequences of (dL/dw)^2, by node.
+    pulls : dict of str to float32 [`PULLS`, K]
+        By node: the rows of a sample's dL/dw added with random signs; those of later samples are
+        added to those of earlier ones, where there are more than rows.
     tables : dict of str to float
         Sum of |dL/dy|^2 over the rows y that were looked up, by the embedding's node.
     """
@@ -90,4 +89,5 @@ class State:
     calls: int = 0
     sums: dict[str, Sums] = field(default_factory=dict)
     fisher: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    pulls: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     tables: dict[str, float] = field(default_factory=dict)

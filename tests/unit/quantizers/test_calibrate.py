@@ -99,6 +99,22 @@ def test_rows_are_weighed_by_gradients(llama: tuple[Path, Path], tmp_path: Path)
     assert not np.allclose(plain.mean_square, head.mean_square, rtol=1e-2)
 
 
+@pytest.mark.parametrize("hessian", [True, False])
+def test_errors_of_tokens_that_a_mean_adds_up_matter_more(tmp_path: Path, hessian: bool) -> None:
+    """Of 16 tokens that are alike 16 times as much as of those that have nothing in common."""
+    from apq_tvm.quantizers.inputs.statistics import collect, finish
+
+    nodes = [("MatMul", "x w", "h"), ("MatMul", "z v", "k"), ("Add", "h k", "both"),
+             ("ReduceMean", "both", "y", {"axes": [1], "keepdims": 0})]  # fmt: skip
+    inputs = dict.fromkeys("xz", ("float32", ["n", 16, 32]))
+    weights = {"w": rand(32, 8), "v": rand(32, 8, seed=1)}
+    model = import_onnx(save(build(nodes, inputs, "y", weights, 17), tmp_path))
+    different = rand(256, 16, 32)
+    call = {"x": different, "z": np.repeat(different[:, :1], 16, 1)}
+    layers = finish(model, collect(model, [call], hessian=hessian)).layers
+    assert 11 < layers["n_k"].importance / layers["n_h"].importance < 22
+
+
 def test_fisher_is_the_squared_gradient(llama: tuple[Path, Path]) -> None:
     from apq_tvm.quantizers.inputs.statistics import collect, finish
     from apq_tvm.quantizers.learn.result_loss import next_token_loss
