@@ -246,6 +246,8 @@ def _compute(node: Node, arrays: Mapping[str, Array], opset: int) -> list[Array]
             return [x.astype(to)]
     if node.op == "DequantizeLinear":
         return [dequantize(x, *(arrays[v] for v in node.inputs[1:]), attrs=node.attrs)]
+    if node.op == "GatherElements":  # the reference has none of more than 64 along the axis
+        return [_gather_elements(x, arrays[node.inputs[1]], node.attrs.get("axis", 0))]
     if node.op in ("CumSum", "CumProd"):  # ONNX Runtime takes an axis [1], the reference does not
         arrays = {**arrays, node.inputs[1]: arrays[node.inputs[1]].reshape(())}
     from onnx import helper
@@ -270,6 +272,13 @@ def _compute(node: Node, arrays: Mapping[str, Array], opset: int) -> list[Array]
         raise ImportFailed(f"{node.op} {node.name!r} cannot be computed: {error}") from error
     given = iter(results)
     return [np.asarray(next(given)) if v else np.empty(0) for v in node.outputs]
+
+
+def _gather_elements(x: Array, index: Array, axis: int) -> Array:
+    """Raises IndexError where an index is outside."""
+    axis %= x.ndim
+    part = x[tuple(slice(None if i == axis else size) for i, size in enumerate(index.shape))]
+    return np.take_along_axis(part, index, axis)
 
 
 def dequantize(

@@ -37,6 +37,19 @@ def test_constants_of_any_kind_are_folded(tmp_path: Path) -> None:
     assert ops(model) == {"Add": 1}
 
 
+@pytest.mark.parametrize("axis", [1, -2, 0])
+def test_elements_of_long_axes_are_gathered(tmp_path: Path, axis: int) -> None:
+    """Types of tokens by 512 places, as torch exports encoders: onnx's reference has 64 at most."""
+    rng = np.random.default_rng(0)
+    shape = (3, 512, 7) if axis else (512, 3, 7)
+    at = rng.integers(-512, 512, (2, 9, 7) if axis else (9, 2, 7))
+    nodes = [("GatherElements", "table at", "rows", {"axis": axis}), ("Add", "x rows", "y")]
+    inputs = {"x": ("float32", ["b", *at.shape])}
+    model = check(save(build(nodes, inputs, "y", {"table": rand(*shape), "at": at}), tmp_path),
+                  {"b": 2})  # fmt: skip
+    assert ops(model) == {"Add": 1}
+
+
 def test_constants_that_cannot_be_computed_are_refused(tmp_path: Path) -> None:
     nodes = [("Gather", "table at", "row"), ("Add", "x row", "y")]
     weights = {"table": rand(3, 4), "at": np.array([7])}
