@@ -99,8 +99,7 @@ def calibrate(
     calls, count = read_calls(imported, inputs, nsamples, rows)
     digest = hashlib.sha256(Path(inputs).read_bytes()).hexdigest()
     run = {"sha256": imported.sha256, "inputs": digest, "samples": count, "rows": rows}
-    run |= {"hessian": hessian, "fisher": fisher, "weigh": weigh}
-    run |= {"importance": "by sample"} if weigh else {}  # not by token, as earlier versions had it
+    run |= {"hessian": hessian, "fisher": fisher, "weigh": weigh, "importance": "by sample"}
     run |= {} if kv == "f32" else {"kv": kv}
     if reuse and output.exists():
         known = load(output, imported)

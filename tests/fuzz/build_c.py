@@ -46,7 +46,7 @@ def emit_sources(scheduled: ScheduledModel, folder: Path) -> tuple[Path, Path]:
 def sized_model(folder: Path) -> ScheduledModel:
     """Operators whose sizes data say, as `mixed_model` has every kind of tensor."""
     from tests import onnx_models
-    from tests.e2e.graphs.test_run_sizes import GRAPHS
+    from tests.e2e.sizes.test_run_sizes import GRAPHS
 
     nodes, inputs, outputs, weights = onnx_models.joined(GRAPHS)
     model = onnx_models.build(nodes, inputs, " ".join(outputs), weights, opset=18)
