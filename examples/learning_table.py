@@ -3,10 +3,12 @@
 A row is a scheme and how its codes were chosen: a ``--method`` of compile, or ``LEARN+METHOD`` for
 ``calibrate --learn LEARN --method METHOD``. Models are two sentence encoders, with the sentences of
 `encoder_table`, and the first blocks of SmolLM2, with windows of both texts: what is judged there
-is the residual stream behind them. Linear layers are quantized, embedding tables stay float. Rows
+is the residual stream behind them. Linear layers are quantized, embedding tables stay float. For a
+scheme may stand ``BITS:CANDIDATE,...``: one for every layer, as ``--target-bpw`` chooses them. Rows
 are kept one by one in docs/measured/learning.json.
 
 ``python examples/learning_table.py FOLDER L3 'W2*A8g128' gptq abq+gptq --texts jargon.txt.gz ...``
+``python examples/learning_table.py FOLDER L6 4.5:cb2,cb3,cb4,W5A8g64,W6A8g64 gptq --samples 3840``
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ from apq_tvm.cli.console import Bars
 from apq_tvm.evaluation.schemes import SchemeEvaluator
 from apq_tvm.learn import learn_codes
 from apq_tvm.onnx_import import import_onnx
+from apq_tvm.quantizers.budget import choose_schemes
+from apq_tvm.quantizers.inputs.calibration_file import load
 from apq_tvm.quantizers.learn.learning_run import split
 
 BLOCKS = 3
@@ -106,20 +110,29 @@ def measure(
               reuse=True, progress=Bars())  # fmt: skip
     imported = import_onnx(model.onnx)
     names = [node.name for node in imported.nodes if node.op == "apq.Embedding"]
-    tables = {f"^{re.escape(name)}$": "float" for name in names}
+    types = {f"^{re.escape(name)}$": "float" for name in names}
+    target, _, candidates = scheme.rpartition(":")
+    if target:
+        layers = {n.name: n.inputs[1] for n in imported.nodes if n.op == "apq.Linear"}
+        known = load(statistics, imported).calibration
+        given = candidates.split(",")
+        plan = choose_schemes(imported, layers, given, float(target), known, Bars())
+        types |= plan.tensor_types()
+    base = candidates.split(",")[0]
     kind, _, method = chosen.rpartition("+")
     began = _seconds()
     steps, file = 0, statistics
     if kind:
-        file = statistics.with_name(f"{name}.{scheme.replace('*', 'star')}.{chosen}.safetensors")
-        learn_codes(model.onnx, model.data, statistics, file, kind=kind, scheme=scheme,
-                    method=method, tensor_types=tables, nsamples=samples, rows=model.rows,
+        words = re.sub(r"[:,]", "_", scheme.replace("*", "star"))
+        file = statistics.with_name(f"{name}.{words}.{chosen}.safetensors")
+        learn_codes(model.onnx, model.data, statistics, file, kind=kind, scheme=base,
+                    method=method, tensor_types=types, nsamples=samples, rows=model.rows,
                     epochs=epochs, progress=Bars())  # fmt: skip
         steps = epochs * len(split(-(-samples // model.rows))[0])
     with SchemeEvaluator(
-        imported, model.inputs, calibration=file, tensor_types=tables, layers=False, progress=Bars()
+        imported, model.inputs, calibration=file, tensor_types=types, layers=False, progress=Bars()
     ) as evaluator:
-        result = evaluator.evaluate(scheme, "learned" if kind else method)
+        result = evaluator.evaluate(base, "learned" if kind else method)
     return {
         "model": model.name,
         "scheme": scheme,
