@@ -20,6 +20,7 @@ from apq_tvm.onnx_import.control.bodies import Body, captured_by, with_captures
 from apq_tvm.onnx_import.external import read_tensor
 from apq_tvm.onnx_import.graph import Graph, np_dtype, sort_nodes
 from apq_tvm.onnx_import.old_opsets import OLDEST_OPSET, Aside, convert
+from apq_tvm.onnx_import.other_formats import HEAD, other_format
 from apq_tvm.onnx_import.symbolic.dims import is_run
 from apq_tvm.types import Array, Node, TensorSpec
 
@@ -90,7 +91,11 @@ def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise ImportFailed(f"{str(path)!r} is no regular file")  # a device may never end
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+            if other := other_format(head):  # before what may be large is read
+                raise ImportFailed(f"{str(path)!r} is not an ONNX file but {other}")
+            data = head + file.read()
     except OSError as error:
         raise ImportFailed(f"cannot read {str(path)!r}: {error.strerror}") from error
     try:

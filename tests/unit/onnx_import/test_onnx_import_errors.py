@@ -410,3 +410,28 @@ def test_a_row_outside_its_table(tmp_path: Path) -> None:
     ]
     with pytest.raises(ImportFailed, match="Gather 'n_y' reads row 9"):
         import_onnx(save(build(nodes, X, "y", {"t": rand(4, 8)}), tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS.*git lfs pull"),
+        (b"\n<!DOCTYPE html><html>", "a web page"),
+        (b"\x18\0\0\0ORTM", r"ONNX Runtime's own format \(\.ort\)"),
+        (b"\x1c\0\0\0TFL3", "TFLite: convert it"),
+        (b"GGUF\3\0\0\0", "GGUF: compile an ONNX export"),
+        (b"PK\x03\x04", "a zip archive"),
+        (b'\x20\0\0\0\0\0\0\0{"w":', "safetensors, which holds weights alone"),
+    ],
+)
+def test_other_formats_are_named(tmp_path: Path, head: bytes, said: str) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(head + bytes(100))
+    with pytest.raises(ImportFailed, match=rf"model\.onnx' is not an ONNX file but {said}"):
+        import_onnx(path)
+
+
+def test_names_that_look_like_other_formats_are_names(tmp_path: Path) -> None:
+    model = build([("Relu", "x", "y")], {"x": ("float32", ["n"])}, "y")
+    model.producer_name = "TFL3"
+    assert import_onnx(save(model, tmp_path)).nodes
