@@ -6,7 +6,7 @@ import hashlib
 import keyword
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ def read_graph(path: Path) -> tuple[Graph, str]:
     graph = model.graph
     _refuse_duplicates("input", (i.name for i in graph.input))
     _refuse_duplicates("output", (o.name for o in graph.output))
-    _refuse_duplicates("weight", (w.name for w in graph.initializer))
+    _refuse_duplicates("weight", _without_twins(graph))
     if graph.sparse_initializer:
         names = ", ".join(repr(w.values.name) for w in graph.sparse_initializer)
         raise UnsupportedModel(f"sparse weights cannot be compiled: {names}; store them densely")
@@ -162,6 +162,16 @@ def _at_known_opset(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int, Aside
         return model, opset, {}
     converted, aside = convert(model, opset)
     return converted, OLDEST_OPSET, aside
+
+
+def _without_twins(graph: onnx.GraphProto) -> Iterator[str]:
+    """Names of weights; of one that is there again, to the bit, as ONNX Runtime's tools leave some,
+    once."""
+    kept: dict[str, onnx.TensorProto] = {}
+    for weight in graph.initializer:
+        first = kept.setdefault(weight.name, weight)
+        if first is weight or first != weight:
+            yield weight.name
 
 
 def _refuse_duplicates(what: str, names: Iterable[str]) -> None:

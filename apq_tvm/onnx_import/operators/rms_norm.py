@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
-from apq_tvm.onnx_import.symbolic.unify import same_shape
 from apq_tvm.types import Node
 
 
@@ -47,9 +46,4 @@ def rms_norm(steps: Steps, x: str, scale: str) -> str:
     epsilon = float(attrs.get("epsilon", 1e-5))
     if axis >= 0:
         axis -= len(shape)
-    if not same_shape(steps.graph.shape(scale), shape[axis:]):
-        raise steps.refuse(
-            f"its scale {steps.graph.describe(scale)} does not have the shape of the normalised "
-            f"axes of {steps.graph.describe(x)}"
-        )
     return steps("RMSNormalization", x, scale, axis=axis, epsilon=epsilon)

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx_models import build, rand, run_onnx, save
 
 import apq_tvm
-from apq_tvm.errors import UnsupportedModel
+from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.module import load_module
+from apq_tvm.onnx_import import import_onnx
 
 MS = "com.microsoft."
 
@@ -59,3 +61,31 @@ def test_blocks_of_channels_are_refused_with_what_to_do(tmp_path: Path) -> None:
     path = save(build(nodes, inputs, "y", weights, 17, domains), tmp_path)
     with pytest.raises(UnsupportedModel, match=r"for one processor .* ORT_ENABLE_EXTENDED"):
         apq_tvm.compile(path, tmp_path / "no")
+
+
+def test_a_scale_that_is_broadcast(tmp_path: Path) -> None:
+    """What its optimizer makes of a norm over channels."""
+    nodes = [("SimplifiedLayerNormalization", "x g", "y", {"axis": 1, "epsilon": 1e-6})]
+    inputs = {"x": ("float32", ["b", 4, 3, 5])}
+    path = save(build(nodes, inputs, "y", {"g": rand(4, 1, 1)}, 17), tmp_path)
+    apq_tvm.compile(path, tmp_path / "saved", scheme="float")
+    feeds = {"x": rand(2, 4, 3, 5, seed=1)}
+    got = load_module(tmp_path / "saved").run(feeds)["y"]
+    np.testing.assert_allclose(got, run_onnx(path, feeds)["y"], 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_weights_that_are_there_twice(tmp_path: Path, other: bool) -> None:
+    model = build([("Add", "x w", "y")], {"x": ("float32", ["n", 3])}, "y", {"w": rand(3)}, 17)
+    again = onnx.TensorProto()
+    again.CopyFrom(model.graph.initializer[0])
+    if other:
+        again.raw_data = bytes(12)
+    model.graph.initializer.append(again)
+    path = tmp_path / "twice.onnx"
+    path.write_bytes(model.SerializeToString())
+    if other:
+        with pytest.raises(ImportFailed, match="weight names must be unique: 'w'"):
+            import_onnx(path)
+        return
+    assert import_onnx(path).weights["w"].shape == (3,)

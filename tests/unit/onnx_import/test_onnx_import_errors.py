@@ -193,7 +193,7 @@ def test_names_that_occur_twice(tmp_path: Path, what: str) -> None:
     elif what == "output":
         graph.output.append(graph.output[0])
     elif what == "weight":
-        graph.initializer.append(graph.initializer[0])
+        graph.initializer.append(numpy_helper.from_array(rand(8, 6, seed=9), "w"))
     else:
         graph.node.append(graph.node[0])
     name = {"input": "x", "output": "y", "weight": "w", "value": "y"}[what]
