@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -134,37 +135,70 @@ def lp_normalization(graph: Graph, node: Node) -> list[Node]:
     return steps.done(steps("Where", nothing, zero, divided))
 
 
+LARGEST_MATRIX = 4
+"""Rows of a matrix whose determinant is written out."""
+
+
+class _Minors:
+    """Determinants of parts of square matrices [..., n, n], written out."""
+
+    def __init__(self, steps: Steps, x: str) -> None:
+        self.steps, self.x, self.shape = steps, x, steps.shape(x)
+        size = steps.size(self.shape[-1], "matrix size")
+        if not 1 <= size <= LARGEST_MATRIX:
+            most = f"{LARGEST_MATRIX} x {LARGEST_MATRIX}"
+            raise steps.refuse(f"matrices of {size} x {size}; up to {most} can be compiled")
+        self.rows = list(range(size))
+
+    def entry(self, row: int, column: int) -> str:
+        """One entry of each matrix, [...]."""
+        steps, axis = self.steps, len(self.shape) - 1
+        part = steps.slice(steps.slice(self.x, axis - 1, row, row + 1), axis, column, column + 1)
+        return steps.reshape(part, *self.shape[:-2])
+
+    def of(self, rows: list[int], columns: list[int]) -> str:
+        """The determinant of these rows and columns, [...], by its first row."""
+        if len(rows) == 1:
+            return self.entry(rows[0], columns[0])
+        total = ""
+        for i, column in enumerate(columns):
+            others = [c for c in columns if c != column]
+            term = self.steps("Mul", self.entry(rows[0], column), self.of(rows[1:], others))
+            total = self.steps("Sub" if i % 2 else "Add", total, term) if total else term
+        return total
+
+
 def det(graph: Graph, node: Node) -> list[Node]:
-    """Determinants of up to 3 x 3, written out.
+    """Determinants of small matrices, written out.
 
     Raises
     ------
     UnsupportedModel
         The matrices are larger.
     """
-    steps, x = Steps(graph, node), node.inputs[0]
-    shape = steps.shape(x)
-    size = steps.size(shape[-1], "matrix size")
-    if not 1 <= size <= 3:
-        raise steps.refuse(f"matrices of {size} x {size}; up to 3 x 3 can be compiled")
+    minors = _Minors(Steps(graph, node), node.inputs[0])
+    return minors.steps.done(minors.of(minors.rows, minors.rows))
 
-    def entry(row: int, column: int) -> str:
-        at = steps.slice(
-            steps.slice(x, len(shape) - 2, row, row + 1), len(shape) - 1, column, column + 1
-        )
-        return steps.reshape(at, *shape[:-2])
 
-    def minor(rows: list[int], columns: list[int]) -> str:
-        if len(rows) == 1:
-            return entry(rows[0], columns[0])
-        total = ""
-        for i, column in enumerate(columns):
-            others = [c for c in columns if c != column]
-            term = steps("Mul", entry(rows[0], column), minor(rows[1:], others))
-            total = steps("Sub" if i % 2 else "Add", total, term) if total else term
-        return total
+def inverse(graph: Graph, node: Node) -> list[Node]:
+    """``com.microsoft.Inverse`` of small matrices, by Cramer's rule.
 
-    return steps.done(minor(list(range(size)), list(range(size))))
+    Raises
+    ------
+    UnsupportedModel
+        The matrices are larger.
+    """
+    minors = _Minors(Steps(graph, node), node.inputs[0])
+    steps, rows, kind = minors.steps, minors.rows, str(graph.dtype(node.inputs[0]))
+    whole, found = minors.of(rows, rows), []
+    for row, column in itertools.product(rows, rows):
+        one = steps.number(-1.0 if (row + column) % 2 else 1.0, kind)
+        if len(rows) > 1:
+            others = [[r for r in rows if r != left] for left in (column, row)]
+            one = steps("Mul", minors.of(*others), one)
+        found.append(steps.unsqueeze(steps("Div", one, whole), len(minors.shape) - 2))
+    entries = steps("Concat", *found, axis=len(minors.shape) - 2)
+    return steps.done(steps.reshape(entries, *minors.shape))
 
 
 def group_normalization(graph: Graph, node: Node) -> list[Node] | None:

@@ -82,3 +82,25 @@ def test_bad_weights_of_bitsandbytes(attrs: dict[str, int], error: str, tmp_path
     path = save(build(nodes, inputs, "y", weights, 17, {"com.microsoft": 1}), tmp_path)
     with pytest.raises((UnsupportedModel, ImportFailed), match=error):
         apq_tvm.compile(path, tmp_path / "no")
+
+
+def test_small_matrices_are_inverted(tmp_path: Path) -> None:
+    inputs = {f"x{n}": ("float32", ["b", n, n]) for n in range(1, 5)}
+    nodes = [(MS + "Inverse", name, f"y{name}") for name in inputs]
+    outputs = " ".join(f"y{name}" for name in inputs)
+    path = save(build(nodes, inputs, outputs, {}, 17, {"com.microsoft": 1}), tmp_path)
+    apq_tvm.compile(path, tmp_path / "inverted", scheme="float")
+    feeds = {f"x{n}": rand(3, n, n, seed=n) + 3 * np.eye(n, dtype=np.float32) for n in range(1, 5)}
+    got, want = load_module(tmp_path / "inverted").run(feeds), run_onnx(path, feeds)
+    for name, expected in want.items():
+        np.testing.assert_allclose(got[name], expected, 1e-4, 1e-5, err_msg=name)
+
+
+def test_large_matrices_are_not_inverted(tmp_path: Path) -> None:
+    inputs = {"x": ("float32", [2, 5, 5])}
+    nodes = [(MS + "Inverse", "x", "y")]
+    path = save(build(nodes, inputs, "y", {}, 17, {"com.microsoft": 1}), tmp_path)
+    with pytest.raises(
+        UnsupportedModel, match=r"Inverse 'n_y': matrices of 5 x 5; up to 4 x 4 can"
+    ):
+        apq_tvm.compile(path, tmp_path / "no")
