@@ -69,6 +69,11 @@ def _memo_key(graph: Graph, node: Node, data: Mapping[str, Array]) -> Any:
     return node.op, tuple(sorted(node.attrs.items())), inputs, places, made
 
 
+LEAST = dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), 21)
+"""Opsets that gave operators more types alone: ONNX Runtime's quantizer writes, and ONNX Runtime
+takes, codes of 4 bits in files that say an earlier one."""
+
+
 def _dtype_and_shape(kind: onnx.TypeProto | None) -> tuple[str, Shape | None] | None:
     """What a type says, if it is that of a tensor."""
     if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.elem_type:
@@ -90,9 +95,10 @@ def _onnx_types(
     """
     from onnx import checker, defs, helper, shape_inference
 
-    schema = defs.get_schema(node.op, graph.opset)
+    opset = max(graph.opset, LEAST.get(node.op, 1))
+    schema = defs.get_schema(node.op, opset)
     types = {value: type_proto(graph, value) for value in read}
-    opsets = [helper.make_opsetid("", graph.opset)]
+    opsets = [helper.make_opsetid("", opset)]
     try:
         proto = node_proto(node)
         # Outputs that nothing reads may be missing at the end; the inference counts them.

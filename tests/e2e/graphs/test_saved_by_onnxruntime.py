@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -89,3 +90,15 @@ def test_weights_that_are_there_twice(tmp_path: Path, other: bool) -> None:
             import_onnx(path)
         return
     assert import_onnx(path).weights["w"].shape == (3,)
+
+
+def test_codes_of_four_bits_in_a_file_of_an_earlier_opset(tmp_path: Path) -> None:
+    """As its quantizer leaves weights; opset 21 is the first that has the type."""
+    nodes = [("DequantizeLinear", "w s z", "wf", {"axis": 1}), ("MatMul", "x wf", "y")]
+    codes = np.arange(-8, 8).reshape(4, 4).repeat(8, 0).astype(ml_dtypes.int4)
+    weights = {"w": codes, "s": np.full(4, 0.1, np.float32), "z": np.zeros(4, ml_dtypes.int4)}
+    model = build(nodes, {"x": ("float32", ["n", 32])}, "y", weights, 17)
+    path, x = save(model, tmp_path), rand(3, 32)
+    apq_tvm.compile(path, tmp_path / "saved", scheme="float")
+    got = load_module(tmp_path / "saved").run({"x": x})["y"]
+    np.testing.assert_allclose(got, x @ (codes.astype(np.float32) * 0.1), 1e-5, 1e-5)
