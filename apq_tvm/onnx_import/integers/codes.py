@@ -6,8 +6,9 @@ or multiplies it by a scale does the same to its codes. At the end each layer's 
 `QuantizedTensor`; **no code is ever changed**. What can change is the scale: our integer formats
 store float16, so a float32 scale is rounded once and the largest relative change is noted. Groups
 that are not ours become ours by repeating scales: a block of 512 is two of 256, one scale for the
-whole tensor is one per row. Where even that cannot say it (a scale per input channel, a fractional
-zero point, scales beyond float16), the layer stays float and the note says why.
+whole tensor is one per row. Zero points that are no integers, or no codes, become minima
+(`apq_tvm.formats.minimum`). Where even that cannot say it (a scale per input channel, scales beyond
+float16), the layer stays float and the note says why.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.errors import UnsupportedModel
+from apq_tvm.formats import minimum
 from apq_tvm.formats.integer import MAX_SCALE
 from apq_tvm.formats.spelling import GROUP_SIZES
 from apq_tvm.types import Array, Node, QuantizedTensor, Scheme
@@ -27,7 +29,8 @@ CODE_BITS = {"int8": 8, "uint8": 8, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2
 """Element types of ONNX whose values are codes, and their bits."""
 
 LARGEST_CHANGE = 0.01
-"""A scale that float16 changes by more than this share (deep among the subnormals) is not kept."""
+"""A scale that float16 changes by more than this share (deep among the subnormals) is not kept, nor
+a minimum that it changes by more than this share of a scale."""
 
 
 @dataclass(frozen=True)
@@ -323,14 +326,25 @@ def to_tensor(codes: Codes) -> tuple[QuantizedTensor | None, str]:
     half, change, reason = _round_scales(scale)
     if reason:
         return None, f"{where} have {reason}"
-    zeros, reason = _zeros(zero, codes, scale.shape)
-    if reason:
-        return None, f"{where} have {reason}"
     numbered = codes.values if not codes.low else codes.values.astype(np.int16) - codes.low
     values = np.ascontiguousarray(numbered, np.uint8)
-    scheme = Scheme(codes.bits, zeros is not None, group_size=group)
     rounded = f"; scales rounded to float16 change by at most {change:.2%}" if change else ""
-    return QuantizedTensor(values, half, zeros, scheme), where + rounded
+    zeros, reason = _zeros(zero, codes, scale.shape)
+    if not reason:
+        scheme = Scheme(codes.bits, zeros is not None, group_size=group)
+        return QuantizedTensor(values, half, zeros, scheme), where + rounded
+    if zero is None or codes.bits not in minimum.BITS or not np.isfinite(zero).all():
+        return None, f"{where} have {reason}"
+    if group == -1:
+        group, count = GROUP_SIZES[-1], -(-k // GROUP_SIZES[-1])
+        half, scale, zero = (np.repeat(array, count, axis=1) for array in (half, scale, zero))
+    mins, off = _minima(scale, zero.astype(np.float64) - codes.low)
+    if off > LARGEST_CHANGE:
+        return None, f"{where} have {reason}, which float16 can only say {off:.0%} of a step off"
+    name = f"W{codes.bits}m"
+    scheme = Scheme(codes.bits, group_size=group, family=minimum.NAME, weights=name)
+    note = f"{where}{rounded}; {reason}, but minima in float16, at most {off:.2%} of a step off"
+    return QuantizedTensor(values, half, None, scheme, tables={"mins": mins}), note
 
 
 def _round_scales(scale: Array) -> tuple[Any, float, str]:
@@ -348,6 +362,16 @@ def _round_scales(scale: Array) -> tuple[Any, float, str]:
         at = float(np.abs(given).reshape(-1)[int(share.argmax())])
         return half, worst, f"a scale of {at:g}, which float16 can only say {worst:.0%} off"
     return half, worst, ""
+
+
+def _minima(scale: Array, zero: Array) -> tuple[Any, float]:
+    """``scale * zero`` as float16, and by how many scales it is off at most."""
+    exact = scale.astype(np.float64) * zero
+    with np.errstate(over="ignore"):
+        half = np.ascontiguousarray(exact.astype(np.float16))
+    change, steps = np.abs(half - exact), np.abs(scale.astype(np.float64))
+    share = np.divide(change, steps, out=np.zeros_like(change), where=steps != 0)
+    return half, float(share.max(initial=0.0))
 
 
 def _zeros(zero: Array | None, codes: Codes, shape: tuple[int, ...]) -> tuple[Any, str]:

@@ -149,12 +149,33 @@ def test_matmul_nbits_of_integers_is_refused(tmp_path: Path) -> None:
         import_onnx(save(model, tmp_path))
 
 
-def test_fractional_zero_points_keep_the_layer_float(tmp_path: Path) -> None:
-    path, _, _ = nbits(tmp_path, zeros="float", z=np.full(12, 7.5, np.float32))
-    model = check(path, {"b": 1, "s0": 2}, tolerance=1e-4)
-    assert not model.quantized
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("block", [32, 512])
+def test_fractional_zero_points_become_minima(tmp_path: Path, bits: int, block: int) -> None:
+    """As HQQ finds them, for ONNX Runtime's quantizer too; some lie outside the codes."""
+    k, count = (64, 12) if block == 32 else (512, 6)
+    z = np.random.default_rng(0).uniform(-0.7, 2**bits, count).astype(np.float32)
+    path, codes, _ = nbits(tmp_path, bits, block, zeros="float", z=z, k=k)
+    model = import_onnx(path) if block == 512 else check(path, {"b": 1, "s0": 2}, tolerance=1e-4)
+    tensor = kept(model)
+    np.testing.assert_array_equal(tensor.codes, codes)
+    assert tensor.scheme.family == "min" and "minima in float16" in str(model.notes)
+    wide = np.abs(tensor.scales.astype(np.float32)).max()
+    float_weight = next(w for w in model.weights.values() if w.shape == codes.shape)
+    np.testing.assert_allclose(dequantize(tensor), float_weight, rtol=HALF, atol=0.01 * wide)
     result = quantize(model, "W4A8g32")
-    assert not result.layers and "no integers" in result.notes["n_y"]
+    assert str(next(iter(result.tensors.values())).scheme) == str(tensor.scheme)
+
+
+@pytest.mark.parametrize("zero", [np.inf, 1e4])
+def test_zero_points_that_nothing_says_keep_the_layer_float(tmp_path: Path, zero: float) -> None:
+    path, _, _ = nbits(tmp_path, zeros="float", z=np.full(12, zero + 0.5, np.float32))
+    if np.isinf(zero):
+        with pytest.raises(UnsupportedModel, match="NaN or infinite"):
+            import_onnx(path)
+        return
+    result = quantize(import_onnx(path), "W4A8g32")
+    assert not result.layers and "of a step off" in result.notes["n_y"]
 
 
 @pytest.mark.parametrize(("scale", "why"), [(1e5, "beyond 65504"), (1e-9, "float16 can only say")])
