@@ -13,11 +13,11 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.ops.gpu.rows import MAGIC, PAIRS, RowFactors, pair_of
+from apq_tvm.ops.gpu.rows import PAIRS, RowFactors, pair_of
 from apq_tvm.ops.gpu.steps import Step
 from apq_tvm.ops.gpu.stream import Plan, Stream, address, fill, local
 from apq_tvm.ops.linear.spec import LinearSpec, Operands
-from apq_tvm.tensorize.exprs import Expr, f32, i32, i64
+from apq_tvm.tensorize.exprs import MAGIC_BITS, Expr, f32, i32, i64
 
 TILE = 8
 """Rows of x of an ``mma``."""
@@ -216,7 +216,7 @@ class Product(Stream):
         return first + column // factors.act_group % factors.paired * 2
 
     def _magic(self, group: int) -> Expr:
-        return i32(MAGIC if self.steps.exact(group) else 0)
+        return i32(MAGIC_BITS if self.steps.exact(group) else 0)
 
     def _taken(self, group: int, part: int, tile: int, number: Expr, high: int, odd: int) -> Expr:
         """The zero point's part of a sum that began without it."""

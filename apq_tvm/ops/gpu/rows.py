@@ -13,13 +13,10 @@ from typing import Any
 from tvm import tirx
 
 from apq_tvm.ops.gpu.steps import Steps
-from apq_tvm.tensorize.exprs import Expr, f32, i32, i64
+from apq_tvm.tensorize.exprs import MAGIC_BITS, Expr, f32, i32, i64
 
 PAIRS = 4
 """Pairs of rows of x of an ``mma``."""
-
-MAGIC = 0x4B400000
-"""The bits of 1.5 x 2^23, the float whose last bit is worth 1 (``APQ_MAGIC`` in mma_s8.cuh)."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +28,9 @@ class RowFactors:
     middle.
 
     ``start i32 [T, Gw, 4, 4]``: what a group's sums begin with, once more for the other row of
-    weights: the zero point's part and, where sums are small, the bits of `MAGIC`. With zero points
-    in the weights, or a group for the whole row: ``[T, Gw, 4, 2]``, sums of codes alone.
+    weights: the zero point's part and, where sums are small, `MAGIC_BITS` (``APQ_MAGIC`` in
+    mma_s8.cuh). With zero points in the weights, or a group for the whole row: ``[T, Gw, 4, 2]``,
+    sums of codes alone.
 
     Parameters
     ----------
@@ -126,7 +124,7 @@ class RowFactors:
         if not self.ready:
             return total
         count = range(len(self.steps.groups))
-        magic = _of(group, [i32(MAGIC if self.steps.exact(at) else 0) for at in count])
+        magic = _of(group, [i32(MAGIC_BITS if self.steps.exact(at) else 0) for at in count])
         return magic - total * _of(group, [i32(self.steps.zero(at)) for at in count])
 
 
