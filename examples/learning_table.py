@@ -111,14 +111,14 @@ def measure(
     imported = import_onnx(model.onnx)
     names = [node.name for node in imported.nodes if node.op == "apq.Embedding"]
     types = {f"^{re.escape(name)}$": "float" for name in names}
-    target, _, candidates = scheme.rpartition(":")
+    target, _, listed = scheme.rpartition(":")
+    candidates = listed.split(",")
     if target:
         layers = {n.name: n.inputs[1] for n in imported.nodes if n.op == "apq.Linear"}
         known = load(statistics, imported).calibration
-        given = candidates.split(",")
-        plan = choose_schemes(imported, layers, given, float(target), known, Bars())
+        plan = choose_schemes(imported, layers, candidates, float(target), known, Bars())
         types |= plan.tensor_types()
-    base = candidates.split(",")[0]
+    base = candidates[0]
     kind, _, method = chosen.rpartition("+")
     began = _seconds()
     steps, file = 0, statistics

@@ -67,7 +67,7 @@ def _small(bits: int, minima: bool) -> Decode:
         scales = _half(blocks, 0)
         if not minima:
             return QuantizedTensor(_flat(codes), scales, None, Scheme(bits, group_size=32))
-        scheme = Scheme(bits, group_size=32, family=minimum.NAME, weights=f"W{bits}m")
+        scheme = minimum.scheme(bits, 32)
         return QuantizedTensor(_flat(codes), scales, None, scheme, {"mins": -_half(blocks, 2)})
 
     return decode

@@ -17,6 +17,7 @@ Arrays: ``scales`` and ``tables["mins"]`` float16 [N, G], G = ceil(K / group).
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 
@@ -54,7 +55,12 @@ def parse(word: str) -> Scheme | None:
         raise ValueError(f"minima without groups; g{GROUP_SIZES[0]} to g256 are possible")
     group = int(match[3])
     check_group(group)
-    return Scheme(bits, False, parse_acts(match[2] or ""), False, group, NAME, f"W{bits}m")
+    return replace(scheme(bits, group), act_bits=parse_acts(match[2] or ""))
+
+
+def scheme(bits: int, group: int) -> Scheme:
+    """That of weights with minima, with int8 activations."""
+    return Scheme(bits, group_size=group, family=NAME, weights=f"W{bits}m")
 
 
 def check(tensor: QuantizedTensor, name: str) -> None:

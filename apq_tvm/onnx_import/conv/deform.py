@@ -13,6 +13,7 @@ import numpy as np
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic.dims import Dim
+from apq_tvm.onnx_import.symbolic.geometry import Windows, windows
 from apq_tvm.onnx_import.symbolic.unify import same_shape
 from apq_tvm.types import Node
 
@@ -34,10 +35,11 @@ def deform_conv(graph: Graph, node: Node) -> list[Node]:
     columns = steps.size(channels, "number of channels")
     parts = int(node.attrs.get("offset_group", 1))
     taps, sizes = window[0] * window[1], steps.shape(offset, 4)[2:]
+    lie = windows(node, image, window)
     if parts < 1 or columns % parts:
         raise steps.refuse(f"its {columns} channels are no {parts} groups of offsets")
     for value, each in ((offset, 2), (mask, 1)):
-        if value and not _fits(steps, value, each * parts * taps, image, window, sizes):
+        if value and not _fits(steps.shape(value, 4), each * parts * taps, lie, sizes):
             raise steps.refuse(
                 f"its input {graph.describe(value)} is not of {parts} groups of {each} numbers for "
                 f"{window[0]} x {window[1]} taps at every pixel of its output"
@@ -47,7 +49,7 @@ def deform_conv(graph: Graph, node: Node) -> list[Node]:
     places = []
     for axis in (1, 0):  # x comes first
         own = steps.reshape(steps.slice(moved, 3, axis, axis + 1), batch, *both)
-        places.append(steps.unsqueeze(steps("Add", own, _rigid(steps, axis, window, sizes)), 5))
+        places.append(steps.unsqueeze(steps("Add", own, _rigid(steps, axis, lie, sizes)), 5))
     points = steps.reshape(
         steps("Concat", *places, axis=5), batch * parts, taps * sizes[0], sizes[1], 2
     )
@@ -62,32 +64,18 @@ def deform_conv(graph: Graph, node: Node) -> list[Node]:
     return steps.done(steps("Conv", *given, group=int(node.attrs.get("group", 1))))
 
 
-def _fits(
-    steps: Steps, value: str, count: int, image: list[Dim], window: list[int], sizes: Sequence[Dim]
-) -> bool:
+def _fits(shape: Sequence[Dim], count: int, lie: Windows, sizes: Sequence[Dim]) -> bool:
     """Whether so many numbers are there, and are of the pixels that the convolution has."""
-    attrs, shape = steps.node.attrs, steps.shape(value, 4)
-    if shape[1] != count:
+    known = ((out, size) for out, size in zip(lie.out, sizes, strict=True) if isinstance(out, int))
+    if any(isinstance(size, int) and size != out for out, size in known):
         return False
-    strides, dilations = (attrs.get(name, (1, 1)) for name in ("strides", "dilations"))
-    pads = attrs.get("pads", (0, 0, 0, 0))
-    for axis, (size, taps, found) in enumerate(zip(image, window, sizes, strict=True)):
-        reach = dilations[axis] * (taps - 1) + 1 - pads[axis] - pads[axis + 2]
-        known = isinstance(size, int) and isinstance(found, int)
-        if known and (size - reach) // strides[axis] + 1 != found:
-            return False
-        if not same_shape(shape[axis + 2 : axis + 3], (found,)):
-            return False
-    return True
+    return shape[1] == count and same_shape(tuple(shape[2:]), tuple(sizes))
 
 
-def _rigid(steps: Steps, axis: int, window: list[int], sizes: tuple[Dim, ...]) -> str:
+def _rigid(steps: Steps, axis: int, lie: Windows, sizes: tuple[Dim, ...]) -> str:
     """Where taps lie without offsets along an axis of the image: [taps, rows, columns], or 1s."""
-    attrs = steps.node.attrs
-    stride = int(attrs.get("strides", (1, 1))[axis])
-    dilation, pad = int(attrs.get("dilations", (1, 1))[axis]), int(attrs.get("pads", (0, 0))[axis])
-    tap = np.indices(window)[axis].reshape(-1) * dilation - pad
-    first = steps("Mul", steps.range(sizes[axis]), steps.number(stride, "int64"))
+    tap = np.indices(lie.kernel)[axis].reshape(-1) * lie.dilations[axis] - lie.begins[axis]
+    first = steps("Mul", steps.range(sizes[axis]), steps.number(lie.strides[axis], "int64"))
     line = steps.reshape(first, *((sizes[0], 1) if axis == 0 else (1, sizes[1])))
     at = steps("Add", steps.constant(tap.astype(np.int64).reshape(-1, 1, 1)), line)
     return steps("Cast", at, to=1)

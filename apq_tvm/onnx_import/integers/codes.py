@@ -341,8 +341,7 @@ def to_tensor(codes: Codes) -> tuple[QuantizedTensor | None, str]:
     mins, off = _minima(scale, zero.astype(np.float64) - codes.low)
     if off > LARGEST_CHANGE:
         return None, f"{where} have {reason}, which float16 can only say {off:.0%} of a step off"
-    name = f"W{codes.bits}m"
-    scheme = Scheme(codes.bits, group_size=group, family=minimum.NAME, weights=name)
+    scheme = minimum.scheme(codes.bits, group)
     note = f"{where}{rounded}; {reason}, but minima in float16, at most {off:.2%} of a step off"
     return QuantizedTensor(values, half, None, scheme, tables={"mins": mins}), note
 

@@ -57,8 +57,7 @@ def matmul_nbits(graph: Graph, node: Node) -> list[Node]:
     x, packed, scales, zeros, g_idx, bias = (*node.inputs, "", "", "", "")[:6]
     name = f"MatMulNBits {node.name!r}"
     n, k, size = (_positive(node, key, name) for key in ("N", "K", "block_size"))
-    if graph.dtype(x) not in FLOATS:
-        raise ImportFailed(f"{name}: its input {graph.describe(x)} is no tensor of floats")
+    _check_floats(graph, x, name)
     bits = int(node.attrs.get("bits", 4))
     _check_bits(bits, name)
     if size < 16 or size & (size - 1):
@@ -112,8 +111,7 @@ def matmul_bnb4(graph: Graph, node: Node) -> list[Node]:
     kind = int(node.attrs.get("quant_type", 1))
     if kind not in range(len(BNB4)):
         raise UnsupportedModel(f"{name}: quant_type {kind} is neither 0 (FP4) nor 1 (NF4)")
-    if graph.dtype(x) not in FLOATS:
-        raise ImportFailed(f"{name}: its input {graph.describe(x)} is no tensor of floats")
+    _check_floats(graph, x, name)
     weight, count = f"{packed}.{n}x{k}.bnb{kind}g{size}.{absmax}", n * k
     if weight not in graph.weights:
         codes = _constant(graph, packed, "weight", name)
@@ -204,6 +202,11 @@ def _positive(node: Node, key: str, name: str) -> int:
     if not isinstance(value, int) or value < 1:
         raise ImportFailed(f"{name} has {key}={value!r}; a positive integer is needed")
     return value
+
+
+def _check_floats(graph: Graph, x: str, name: str) -> None:
+    if graph.dtype(x) not in FLOATS:
+        raise ImportFailed(f"{name}: its input {graph.describe(x)} is no tensor of floats")
 
 
 def _check_bits(bits: int, name: str) -> None:

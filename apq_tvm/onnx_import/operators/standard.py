@@ -139,6 +139,11 @@ LARGEST_MATRIX = 4
 """Rows of a matrix whose determinant is written out."""
 
 
+def _without(numbers: tuple[int, ...], left: int) -> tuple[int, ...]:
+    """The numbers but for one."""
+    return tuple(number for number in numbers if number != left)
+
+
 class _Minors:
     """Determinants of parts of square matrices [..., n, n], written out."""
 
@@ -148,7 +153,8 @@ class _Minors:
         if not 1 <= size <= LARGEST_MATRIX:
             most = f"{LARGEST_MATRIX} x {LARGEST_MATRIX}"
             raise steps.refuse(f"matrices of {size} x {size}; up to {most} can be compiled")
-        self.rows = list(range(size))
+        self.rows = tuple(range(size))
+        self.known: dict[tuple[tuple[int, ...], tuple[int, ...]], str] = {}
 
     def entry(self, row: int, column: int) -> str:
         """One entry of each matrix, [...]."""
@@ -156,14 +162,19 @@ class _Minors:
         part = steps.slice(steps.slice(self.x, axis - 1, row, row + 1), axis, column, column + 1)
         return steps.reshape(part, *self.shape[:-2])
 
-    def of(self, rows: list[int], columns: list[int]) -> str:
-        """The determinant of these rows and columns, [...], by its first row."""
+    def of(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> str:
+        """The determinant of these rows and columns, [...], written once."""
+        if (rows, columns) not in self.known:
+            self.known[rows, columns] = self._by_first_row(rows, columns)
+        return self.known[rows, columns]
+
+    def _by_first_row(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> str:
         if len(rows) == 1:
             return self.entry(rows[0], columns[0])
         total = ""
         for i, column in enumerate(columns):
-            others = [c for c in columns if c != column]
-            term = self.steps("Mul", self.entry(rows[0], column), self.of(rows[1:], others))
+            rest = self.of(rows[1:], _without(columns, column))
+            term = self.steps("Mul", self.of(rows[:1], (column,)), rest)
             total = self.steps("Sub" if i % 2 else "Add", total, term) if total else term
         return total
 
@@ -194,8 +205,7 @@ def inverse(graph: Graph, node: Node) -> list[Node]:
     for row, column in itertools.product(rows, rows):
         one = steps.number(-1.0 if (row + column) % 2 else 1.0, kind)
         if len(rows) > 1:
-            others = [[r for r in rows if r != left] for left in (column, row)]
-            one = steps("Mul", minors.of(*others), one)
+            one = steps("Mul", minors.of(_without(rows, column), _without(rows, row)), one)
         found.append(steps.unsqueeze(steps("Div", one, whole), len(minors.shape) - 2))
     entries = steps("Concat", *found, axis=len(minors.shape) - 2)
     return steps.done(steps.reshape(entries, *minors.shape))
