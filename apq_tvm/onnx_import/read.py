@@ -235,7 +235,8 @@ def _body(graph: onnx.GraphProto, folder: Path, node: str, opset: int) -> Body:
     _refuse_duplicates("value", [*made, *(name for name in weights if name not in inputs)])
     captured = captured_by(inputs, outputs, nodes, weights)
     nodes = sort_nodes(nodes, [*inputs, *weights, *captured])
-    return Body(inputs, outputs, tuple(nodes), weights, captured)
+    listed = bool(graph.input) and len(graph.input[0].type.tensor_type.shape.dim) == 1
+    return Body(inputs, outputs, tuple(nodes), weights, captured, listed)
 
 
 def _strip(values: Iterable[str]) -> tuple[str, ...]:

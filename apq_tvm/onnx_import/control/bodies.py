@@ -25,6 +25,9 @@ class Body:
     weights : mapping of str to ndarray
     captured : tuple of str
         Values from outside that the nodes read, or that are outputs.
+    listed : bool
+        The first input is declared to be a list of one: so older exporters of torch have the number
+        of a Loop's round, which ONNX calls a scalar, and ONNX Runtime gives it as it is declared.
     """
 
     inputs: tuple[str, ...]
@@ -32,6 +35,7 @@ class Body:
     nodes: tuple[Node, ...]
     weights: Mapping[str, Array]
     captured: tuple[str, ...]
+    listed: bool = False
 
 
 def captured_by(
@@ -63,6 +67,13 @@ def captures(node: Node) -> dict[str, str]:
     """What bodies capture: as they call it, and as the graph calls it by now."""
     names = node.attrs[CAPTURES]
     return dict(zip(names, node.inputs[len(node.inputs) - len(names) :], strict=True))
+
+
+def constant_of(graph: Graph, node: Node, value: str) -> Array | None:
+    """A value of a node's body that is known before any run: of the body, or captured."""
+    body: Body = node.attrs["body"]
+    inside = body.weights.get(value)
+    return graph.weights.get(captures(node).get(value, "")) if inside is None else inside
 
 
 def splice(graph: Graph, body: Body, given: Mapping[str, str]) -> tuple[list[Node], list[str]]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from apq_tvm.onnx_import.control.bodies import CAPTURES, Body, captures, copied_in, own_inputs
+from apq_tvm.onnx_import.control.bodies import (
+    CAPTURES,
+    Body,
+    captures,
+    constant_of,
+    copied_in,
+    own_inputs,
+)
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.symbolic.dims import Dim, maximum, minimum, symbol, symbols
 from apq_tvm.onnx_import.symbolic.values import contents, elements
@@ -82,7 +89,8 @@ def rounds_of_condition(graph: Graph, node: Node) -> Dim | None:
     while waiting:
         value = waiting.pop()
         maker = values.makers.get(value)
-        if value in body.inputs[1:2] or (value in body.weights and body.weights[value].all()):
+        always = constant_of(graph, node, value)
+        if value in body.inputs[1:2] or (always is not None and always.all()):
             continue  # what it was before: true
         if maker is not None and maker.op == "And":
             waiting += (copied_in(body, v) for v in maker.inputs)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from apq_tvm.onnx_import.control.bodies import Body, captures, copied_in, own_inputs, splice
+from apq_tvm.onnx_import.control.bodies import (
+    Body,
+    captures,
+    constant_of,
+    copied_in,
+    own_inputs,
+    splice,
+)
 from apq_tvm.onnx_import.control.counting import rounds_of_condition, settled
 from apq_tvm.onnx_import.control.growing import collecting
 from apq_tvm.onnx_import.control.regions import Looped, end_loop, start_loop
@@ -46,7 +53,7 @@ def loop(graph: Graph, node: Node) -> list[Node]:
     body: Body = node.attrs["body"]
     limit, condition, *states = (*own_inputs(node), "", "")[: max(len(own_inputs(node)), 2)]
     rounds = _rounds(graph, limit)
-    runs, conditional = _runs(graph, body, condition)
+    runs, conditional = _runs(graph, node, condition)
     if not runs:
         rounds, conditional = 0, False
     elif (
@@ -88,7 +95,8 @@ def loop(graph: Graph, node: Node) -> list[Node]:
     inner = start.carried[len(flags) :]
     given = rebuilt(graph, outer, dict(zip(sources, start.captured, strict=True)))
     flag = start.carried[0] if conditional else always
-    given |= dict(zip(body.inputs, (start.round, flag, *inner), strict=False))
+    number = steps.reshape(start.round, 1) if body.listed else start.round
+    given |= dict(zip(body.inputs, (number, flag, *inner), strict=False))
     nodes, (again, *made) = splice(graph, body, given)
     steps.nodes += nodes
     carried, entries = made[: len(states)], made[len(states) :]
@@ -138,14 +146,15 @@ def _endless(graph: Graph, limit: str) -> bool:
     return known is not None and len(known) == 1 and compare(known[0], ENDLESS) in (0, 1)
 
 
-def _runs(graph: Graph, body: Body, condition: str) -> tuple[bool, bool]:
+def _runs(graph: Graph, node: Node, condition: str) -> tuple[bool, bool]:
     """Whether the loop runs at all, and whether it may end before its last round."""
+    body: Body = node.attrs["body"]
     before = graph.weights.get(condition)
     if condition and before is not None and not before.any():
         return False, False
     known = not condition or before is not None
     source = copied_in(body, body.outputs[0])
-    again = body.weights.get(source)
+    again = constant_of(graph, node, source)
     passed = source in body.inputs[1:2]
     if known and (passed or (again is not None and bool(again.any()))):
         return True, False
@@ -165,7 +174,8 @@ def _written_out(steps: Steps, body: Body, rounds: int, states: list[str]) -> li
     entries: list[list[str]] = [[] for _ in body.outputs[1 + len(states) :]]
     for i in range(rounds):
         given = captures(steps.node)
-        numbers = (steps.number(i, "int64"), steps.constant(np.asarray(True)))
+        number = np.asarray([i] if body.listed else i)
+        numbers = (steps.constant(number), steps.constant(np.asarray(True)))
         given |= dict(zip(body.inputs, (*numbers, *states), strict=False))
         nodes, outputs = splice(graph, body, given)
         steps.nodes += nodes

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +20,9 @@ from apq_tvm.formats.families import dequantize, family_of
 from apq_tvm.formats.levels import Levels
 from apq_tvm.types import F32, U8, QuantizedTensor
 
-Nearest = Callable[[int, F32], tuple[U8, F32]]
+Nearest = Callable[[Any, F32], tuple[U8, F32]]
 """``(column, target [R]) -> (codes [R], values [R])``: the codes that decode nearest to the target,
-for some rows of a tensor."""
+for some rows of a tensor; of even levels ``(columns [C], targets [C, R])`` too."""
 
 LEVELS_BYTES = 1 << 28
 """Decoded values of all codes held at a time: more rows than fit are handled in turns."""
@@ -133,11 +134,18 @@ def round_to(tensor: QuantizedTensor, w: F32, name: str) -> tuple[U8, F32]:
     BadScheme
         If its weights do not each depend on one code.
     """
-    codes, values = np.empty(w.shape, np.uint8), np.empty(w.shape, np.float32)
-    for rows, nearest in nearest_codes(tensor, name):
-        mine = np.ascontiguousarray(w[rows].T)
-        for column, target in enumerate(mine):
-            codes[rows, column], values[rows, column] = nearest(column, target)
+    levels = family_of(tensor.scheme).levels(tensor.scheme)
+    if levels is not None and levels.even:
+        codes, values = _uniform(tensor, levels)(np.arange(w.shape[1]), w.T)
+        return codes.T, values.T
+    codes, values = np.zeros(w.shape, np.uint8), dequantize(_with_code(tensor, 0))
+    least = np.abs(values - w)
+    for code in range(1, code_count(tensor, name)):
+        value = dequantize(_with_code(tensor, code))
+        error = np.abs(value - w)
+        better = error < least
+        for kept, new in ((codes, code), (values, value), (least, error)):
+            np.copyto(kept, new, where=better)
     return codes, values
 
 
@@ -150,7 +158,7 @@ def _uniform(tensor: QuantizedTensor, levels: Levels) -> Nearest:
     zeros = None if tensor.zeros is None else np.ascontiguousarray(tensor.zeros.T)
     inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
 
-    def nearest(column: int, target: F32) -> tuple[U8, F32]:
+    def nearest(column: Any, target: F32) -> tuple[U8, F32]:
         group = column // size
         zero = centre if zeros is None else zeros[group].astype(np.float32)
         code = np.clip(np.rint(target * inverse[group]) + zero, 0, top)

@@ -10,7 +10,8 @@ the end of the best epoch stays. In the last part of the steps codes stay (`code
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from apq_tvm.quantizers.learn.losses import length_loss
 from apq_tvm.quantizers.learn.result_loss import mask_of, tokens_of
 from apq_tvm.quantizers.learn.student import Student, student_of
 from apq_tvm.quantizers.torch.graph import TorchGraph, half_products
+from apq_tvm.quantizers.torch.moving import MovingCodes
 from apq_tvm.quantizers.torch.ops import Tensor, torch
 from apq_tvm.types import Array, ImportedModel
 
@@ -135,8 +137,7 @@ def train_whole(
                 torch.nn.utils.clip_grad_norm_(flat, 1.0)
                 optimizer.step()
                 if left > 0 and (left <= 1 or step % FOLLOWED == FOLLOWED - 1):
-                    for codes in moving:
-                        codes.follow()
+                    _follow(moving)
             now = judge()
             if now < best:
                 best, kept = now, Kept(flat, moving)
@@ -148,3 +149,9 @@ def train_whole(
     run.losses[WHOLE] = before, best
     run.learned = finish(run, student)
     return run.learned
+
+
+def _follow(moving: Sequence[MovingCodes]) -> None:
+    """Let the codes of all layers follow, of several at a time."""
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(MovingCodes.follow, moving))

@@ -110,3 +110,54 @@ def test_loops_that_grow(rounds: str, tmp_path: Path) -> None:
     model.graph.node.append(grow)
     with pytest.raises(UnsupportedModel, match=r"grow.*must keep its shape"):
         import_onnx(save(model, tmp_path))
+
+
+def test_pieces_at_known_places(tmp_path: Path) -> None:
+    """torch's ``x.tensor_split((1, 3))``: a loop whose condition is a constant around it, and whose
+    round is declared as a list of one number."""
+    model = build(
+        [("Add", "x x", "twice")],
+        {"x": ("float32", ["rows", 8])},
+        "y",
+        {
+            "bounds": np.array([0, 1, 3]), "axis": np.array([1]), "rounds": np.array(2),
+            "always": np.array(True), "end": np.array([8]), "last": np.array([3]),
+            "first": np.array(0), "second": np.array(1), "one": np.array(1),
+        },
+    )  # fmt: skip
+    body = helper.make_graph(
+        [
+            node("Gather", ["bounds", "i"], ["start"], axis=0),
+            node("Add", ["i", "one"], ["next"]),
+            node("Gather", ["bounds", "next"], ["stop"], axis=0),
+            node("Slice", ["twice", "start", "stop", "axis"], ["piece"]),
+            node("SequenceInsert", ["pieces", "piece"], ["more"]),
+            node("Identity", ["always"], ["on"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, [1]),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_sequence_value_info("pieces", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_sequence_value_info("more", TensorProto.FLOAT, None),
+        ],
+    )
+    model.graph.node.extend(
+        [
+            node("SequenceEmpty", [], ["nothing"]),
+            node("Loop", ["rounds", "always", "nothing"], ["cut"], name="split", body=body),
+            node("Slice", ["twice", "last", "end", "axis"], ["rest"]),
+            node("SequenceInsert", ["cut", "rest"], ["all"]),
+            node("SequenceAt", ["all", "first"], ["a"]),
+            node("SequenceAt", ["all", "second"], ["b"]),
+            node("Concat", ["b", "rest", "a"], ["y"], axis=1),
+        ]
+    )
+    path = save(model, tmp_path)
+    imported, x = import_onnx(path), np.arange(24, dtype=np.float32).reshape(3, 8)
+    assert not any(n.op == "apq.Loop" for n in imported.nodes)
+    (wanted,) = session_of(path).run(None, {"x": x})
+    np.testing.assert_array_equal(run_reference(imported, {"x": x})["y"], wanted)
