@@ -23,6 +23,7 @@ from apq_tvm.onnx_import.integers.qlinear import QLINEAR
 from apq_tvm.onnx_import.integers.quantized import dynamic_quantize_matmul, standard
 from apq_tvm.onnx_import.operators.bert import embed_layer_norm, packed_attention
 from apq_tvm.onnx_import.operators.blocked import dequantize, quantize
+from apq_tvm.onnx_import.operators.boxes import scatter_nd
 from apq_tvm.onnx_import.operators.classical.rows import ROWS
 from apq_tvm.onnx_import.operators.classical.scores import SCORES
 from apq_tvm.onnx_import.operators.classical.svm import SVM
@@ -95,6 +96,7 @@ EXPANSIONS: dict[str, Rule] = {
     "RMSNormalization": in_float32(normalization),
     "RotaryEmbedding": onnx_rotary,
     "Scan": scan,
+    "ScatterND": scatter_nd,
     "SimplifiedLayerNormalization": simplified_layer_norm,
     "SpaceToDepth": space_to_depth,
     "Squeeze": squeeze,
