@@ -29,6 +29,8 @@ def scatter_nd(graph: Graph, node: Node) -> list[Node] | None:
     join = REDUCTIONS.get(node.attrs.get("reduction", "none"))
     if x is None or given is None or not of or len(of) - 1 != of[-1] or join is None:
         return None
+    if len(of) - 1 > len(x) or not _alike(given, (*of[:-1], *x[len(of) - 1 :])):
+        return None
     spans: list[tuple[int, int] | None] = []  # of an axis; None for all of it
     for axis, extent in enumerate(of[:-1]):
         start, size = _start(graph, indices, axis, of), x[axis]
