@@ -120,7 +120,7 @@ def test_every_operator_of_tvms_importer_is_accepted_or_refused_with_a_reason() 
     assert SUPPORTED.isdisjoint(REFUSED)
     in_part = {"BatchNormalization", "ConvTranspose", "MaxUnpool", "Resize", "SpaceToDepth"}
     in_part |= {"DequantizeLinear", "Identity", "QuantizeLinear", "Squeeze"}
-    in_part |= {"Einsum", "Gemm", "GridSample"}
+    in_part |= {"Einsum", "Gemm", "GridSample", "ScatterND"}
     in_part |= {"GroupNormalization", "LayerNormalization", "RMSNormalization"}
     in_part |= {"ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"}
     in_part |= OTHER_TYPES.keys() | (SUPPORTED & SHAPE_INPUTS.keys())
