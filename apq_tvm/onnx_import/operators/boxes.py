@@ -10,6 +10,7 @@ import numpy as np
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic.dims import Dim, compare
+from apq_tvm.onnx_import.symbolic.unify import same_shape
 from apq_tvm.types import Array, Node
 
 REDUCTIONS = {"none": "", "add": "Add", "mul": "Mul"}
@@ -29,7 +30,7 @@ def scatter_nd(graph: Graph, node: Node) -> list[Node] | None:
     join = REDUCTIONS.get(node.attrs.get("reduction", "none"))
     if x is None or given is None or not of or len(of) - 1 != of[-1] or join is None:
         return None
-    if len(of) - 1 > len(x) or not _alike(given, (*of[:-1], *x[len(of) - 1 :])):
+    if len(of) - 1 > len(x) or not same_shape(given, (*of[:-1], *x[len(of) - 1 :])):
         return None
     spans: list[tuple[int, int] | None] = []  # of an axis; None for all of it
     for axis, extent in enumerate(of[:-1]):
@@ -78,13 +79,9 @@ def _start(graph: Graph, indices: str, axis: int, shape: tuple[Dim, ...]) -> int
             return _counted(known[..., 0], axis, box)
     column = graph.made_by(indices, "Unsqueeze", "Reshape")
     inner = None if column is None else graph.known_shape(column.inputs[0])
-    if column is None or inner is None or not _alike(inner, box):
+    if column is None or inner is None or not same_shape(inner, box):
         return None
     return _line(graph, column.inputs[0], axis, box)
-
-
-def _alike(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
-    return len(a) == len(b) and all(compare(*pair) == 0 for pair in zip(a, b, strict=True))
 
 
 def _line(graph: Graph, value: str, axis: int, box: tuple[Dim, ...]) -> int | None:

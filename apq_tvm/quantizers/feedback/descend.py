@@ -137,10 +137,11 @@ def round_to(tensor: QuantizedTensor, w: F32, name: str) -> tuple[U8, F32]:
     levels = family_of(tensor.scheme).levels(tensor.scheme)
     if levels is not None and levels.even:
         codes, values = _uniform(tensor, levels)(np.arange(w.shape[1]), w.T)
-        return codes.T, values.T
+        return np.ascontiguousarray(codes.T), np.ascontiguousarray(values.T)
+    count = code_count(tensor, name)
     codes, values = np.zeros(w.shape, np.uint8), dequantize(_with_code(tensor, 0))
     least = np.abs(values - w)
-    for code in range(1, code_count(tensor, name)):
+    for code in range(1, count):
         value = dequantize(_with_code(tensor, code))
         error = np.abs(value - w)
         better = error < least
