@@ -205,8 +205,9 @@ class Scheme:
 
     def __str__(self) -> str:
         weights = self.weights or f"W{self.bits}{'z' if self.zero_points else ''}"
-        if self.family == "anyprec" and self.group_size > 0:
-            return f"{weights}A{self.act_bits}g{self.group_size}"
+        if self.family == "anyprec":
+            acts = f"A{self.act_bits}{f'g{self.group_size}' if self.group_size > 0 else ''}"
+            return weights if acts == "A8g32" else weights + acts
         if not weights.startswith("W"):
             return weights if self.act_bits == 8 else f"{weights}A{self.act_bits}"
         if weights.endswith(("s", "k")):  # super-blocks: the groups are part of the format

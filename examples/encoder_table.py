@@ -1,7 +1,7 @@
 """The schemes of SmolLM2's table in docs/accuracy.md on two sentence encoders, fp32 to begin with.
 
-It shows which of SmolLM2's gaps are that model's own, whose weights come from a 4-bit file. Printed
-is the relative error of sentence embeddings against float32 on ``sentences.json``, mean pooled, for
+It shows which of SmolLM2's gaps are that model's own, whose weights come from a 4-bit file. Kept is
+the relative error of sentence embeddings against float32 on ``sentences.json``, mean pooled, for
 paraphrase-MiniLM-L3 and all-MiniLM-L6: without calibration, and calibrated on sentences of a Debian
 text (`smollm2_text`). Linear layers are quantized, embedding tables stay float. It runs in torch
 without compiling. Finished schemes are kept in the folder: the same command goes on where it was
@@ -13,7 +13,6 @@ interrupted.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,15 +22,18 @@ from typing import Any
 
 import demo
 import demo_model
+import doc_tables
+import measured
 import minilm_l6
 import numpy as np
+import quality_tables
 import sentences
 import smollm2_text
 
 from apq_tvm.calibrate import calibrate
 from apq_tvm.cli.console import Bars
 from apq_tvm.errors import ApqError
-from apq_tvm.evaluation.results import Results, run_key, write_text
+from apq_tvm.evaluation.results import Results, run_key
 from apq_tvm.evaluation.schemes import SchemeEvaluator
 from apq_tvm.onnx_import import import_onnx
 
@@ -87,7 +89,12 @@ def calibration_sentences(tokenizer: Path, *texts: Path, count: int = SAMPLES) -
     }
 
 
-def measure(encoder: Encoder, folder: Path, inputs: Path, data: Path) -> dict[str, dict[str, Any]]:
+Chosen = Sequence[tuple[str, str]]
+
+
+def measure(
+    encoder: Encoder, chosen: Chosen, folder: Path, inputs: Path, data: Path
+) -> dict[str, dict[str, Any]]:
     """``bits`` and the error by scheme: ``none`` without, ``calibrated`` with a calibration."""
     model = import_onnx(encoder.onnx)
     statistics = folder / f"{encoder.name}.safetensors"
@@ -98,12 +105,12 @@ def measure(encoder: Encoder, folder: Path, inputs: Path, data: Path) -> dict[st
     tables = {f"^{re.escape(n.name)}$": "float" for n in model.nodes if n.op == "apq.Embedding"}
     key = run_key(model.sha256, inputs, calibration=statistics)
     kept = Results(folder / f"{encoder.name}.partial.json", key)
-    table: dict[str, dict[str, Any]] = {scheme: {} for scheme, _ in SCHEMES}
+    table: dict[str, dict[str, Any]] = {scheme: {} for scheme, _ in chosen}
     for column, file in (("none", None), ("calibrated", statistics)):
         with SchemeEvaluator(
             model, inputs, calibration=file, tensor_types=tables, layers=False, progress=Bars()
         ) as evaluator:
-            for scheme, method in SCHEMES:
+            for scheme, method in chosen:
                 name = f"{scheme} {column}"
                 result = kept.get(name)
                 if result is None:
@@ -114,27 +121,29 @@ def measure(encoder: Encoder, folder: Path, inputs: Path, data: Path) -> dict[st
     return table
 
 
-def markdown(encoders: Sequence[Encoder], tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """One row a scheme, in the order of `SCHEMES`."""
-    names = [encoder.name for encoder in encoders]
-    columns = ["scheme", "method", "bits per weight"]
-    columns += [part for name in names for part in (name, "calibrated")]
-    lines = [columns, ["---", "---", *["---:"] * (len(columns) - 2)]]
-    for scheme, method in SCHEMES:
-        cells = [f"`{scheme}`", method, f"{tables[names[0]][scheme]['bits']:.2f}"]
-        for name in names:
-            row = tables[name][scheme]
-            cells += [f"{row[column]:.2%}" for column in ("none", "calibrated")]
-        lines.append(cells)
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def rows(chosen: Chosen, tables: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What docs/measured/encoders.json keeps."""
+    return [
+        {
+            "scheme": scheme,
+            "method": method,
+            "bits": round(next(iter(tables.values()))[scheme]["bits"], 3),
+            "errors": {
+                name: {c: float(f"{table[scheme][c]:.4g}") for c in quality_tables.COLUMNS}
+                for name, table in tables.items()
+            },
+        }
+        for scheme, method in chosen
+    ]
 
 
 def main() -> None:
-    """Write table.md and table.json to the folder."""
+    """Measure rows of docs/accuracy.md."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="gets models, calibrations and the table")
+    parser.add_argument("folder", type=Path, help="gets models and calibrations")
     parser.add_argument("--text", type=Path, default=smollm2_text.TEXTS[0])
     parser.add_argument("--threads", type=int, help="of torch")
+    parser.add_argument("--only", default="", help="schemes that hold this; other rows stay")
     options = parser.parse_args()
     if options.threads:
         import torch
@@ -152,14 +161,13 @@ def main() -> None:
         Encoder("MiniLM-L3", demo_model.find(), demo.POOLED),
         Encoder("MiniLM-L6", exported, "embedding"),
     )
+    chosen = [pair for pair in SCHEMES if options.only in pair[0]]
     try:
-        tables = {e.name: measure(e, folder, inputs, data) for e in encoders}
+        tables = {e.name: measure(e, chosen, folder, inputs, data) for e in encoders}
     except ApqError as error:
         sys.exit(f"error: {error}")
-    text = markdown(encoders, tables)
-    write_text(folder / "table.md", text + "\n")
-    write_text(folder / "table.json", json.dumps(tables, indent=1))
-    print(text)
+    measured.store("encoders", rows(chosen, tables), merge_by=("scheme", "method"))
+    doc_tables.render_all()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import doc_tables
 import measured
 
 KEPT = ("shape", "scheme", "m", "kernel", "us", "product_us", "rival_us", "noise")
@@ -40,7 +41,7 @@ def main() -> None:
             "rates": result["rates"],
         }
         measured.store("gpu", rows_of(result), machine, ("shape", "scheme", "m"))
-    measured.render_all()
+    doc_tables.render_all()
 
 
 if __name__ == "__main__":

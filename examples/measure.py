@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import doc_tables
 import measured
 
 THREADS = (1, 2)
@@ -294,7 +295,7 @@ def main() -> None:
     if not options.render:
         for one in (ALONE[options.only],) if options.only else WHOLE:
             one(options)
-    measured.render_all()
+    doc_tables.render_all()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from datetime import date
 from typing import Any
 
+import doc_tables
 import measured
 
 from apq_tvm import tuning_logs
@@ -134,7 +135,7 @@ def main(arguments: Sequence[str]) -> None:
         shares("arm_prefill", prefill)
         if arguments:
             rivals(arguments)
-    measured.render_all()
+    doc_tables.render_all()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import doc_tables
 import measure
 import measured
 import numpy as np
@@ -174,7 +175,7 @@ def main() -> None:
                 print(row, flush=True)
                 keys = ("model", "target", "batch", "threads")
                 measured.store(f"conv_{machine['target']}", [row], machine, merge_by=keys)
-    measured.render_all()
+    doc_tables.render_all()
 
 
 if __name__ == "__main__":

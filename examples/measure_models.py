@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import doc_tables
 import measure
 import measured
 import numpy as np
@@ -125,7 +126,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
             table = "exports" if isinstance(model, zoo.Exported) else "models"
             measured.store(table, [row], measure.place(), merge_by=("model", "scheme"))
-    measured.render_all()
+    doc_tables.render_all()
 
 
 if __name__ == "__main__":

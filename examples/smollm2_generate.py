@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import doc_tables
 import measure as measure_tables
 import measured
 import onnx
@@ -105,7 +106,7 @@ def main() -> None:
                 "peak_bytes")  # fmt: skip
         rows = [{key: row[key] for key in kept} for row in document["rows"]]
         measured.store("generate", rows, measure_tables.place())
-        measured.render_all()
+        doc_tables.render_all()
 
 
 if __name__ == "__main__":

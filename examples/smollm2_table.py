@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import doc_tables
+import measured
 import numpy as np
 import smollm2
 import smollm2_text
@@ -43,6 +45,9 @@ SCHEMES = (
 )  # fmt: skip
 """Rounded without calibration. ``SCHEME:METHOD`` chooses codes by another method, with
 --calibration; ``SCHEME:learned`` takes what ``apq-tvm calibrate --learn`` left in that file."""
+
+MEASURES = {"perplexity": "perplexity", "ratio": "ratio", "kl": "kl_mean", "same_top": "top1"}
+"""Of a row in docs/measured/language.json, by their names in a score."""
 
 CALIBRATED = ("W3A8:gptq", "W3A8g128:gptq", "W4A8g128:gptq", "W4A8g128:awq", "W8A8:smoothquant",
               "mixed24:gptq")  # fmt: skip
@@ -76,6 +81,21 @@ def markdown(results: Iterable[Mapping[str, Any]]) -> str:
         f"SmolLM2-135M-Instruct, {score['tokens']} tokens; float: perplexity "
         f"{score['float_perplexity']:.2f}. KL in nats per token.\n\n{table}"
     )
+
+
+def record(results: Iterable[Mapping[str, Any]], calibration: str, windows: int) -> None:
+    """Keep rows for docs/accuracy.md."""
+    rows = []
+    for result in results:
+        score = result["language"]
+        found = {key: score[name] for key, name in MEASURES.items()}
+        rows.append({
+            "scheme": result["scheme"], "calibration": calibration, "windows": windows,
+            "bits": round(result["linear_bits_per_weight"], 3),
+            **{key: float(f"{value:.5g}") for key, value in found.items()},
+        })  # fmt: skip
+    measured.store("language", rows, merge_by=("scheme", "calibration", "windows"))
+    doc_tables.render_all()
 
 
 def run(options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, str]]:
@@ -124,6 +144,10 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, help="file of apq-tvm calibrate")
     parser.add_argument("--threads", type=int, help="of torch")
     parser.add_argument("--again", action="store_true", help="measure finished schemes anew")
+    parser.add_argument(
+        "--record", metavar="CALIBRATION", help="keep rows for docs/accuracy.md, of this name there"
+    )
+    parser.add_argument("--windows", type=int, default=128, help="that it was calibrated on")
     options = parser.parse_args()
     if options.threads:
         import torch
@@ -138,6 +162,8 @@ def main() -> None:
     write_text(options.output, text + "\n")
     write_text(options.output.with_suffix(".json"), json.dumps(document, indent=1))
     print(text)
+    if options.record:
+        record(done, options.record, options.windows if options.calibration else 0)
 
 
 if __name__ == "__main__":

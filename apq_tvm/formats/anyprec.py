@@ -7,21 +7,21 @@ centroids::
 
     w = scales[n] * centroids{b}[n // channels, code >> (bits - b)]
 
-``scales`` float16 [N, 1] makes the rows of a block of `channels` output channels alike, which share
-their tables where tables of their own would exceed a tenth of the codes' bytes. (Tables of 3..8
-bits in float16 cost a channel 1008 bytes: 21 bits per weight at K=384.) ``anyprec3-8c1`` spells how
-many channels share tables instead: with one there is a table for every channel, whatever it costs.
+``anyprec3-8`` has a table for every output channel up to 5 bits, and from 6 bits on cells of 5 bits
+that are divided uniformly; see `apq_tvm.formats.anyprec_cells`.
 
-``centroids{b}`` float16 [T, 2^b], T = ceil(N / channels). Where activations are integers the
-kernels look up int8 centroids, ``step[t] * i`` with ``step = max |centroid| / 127``; the quantizer
-chooses tables that are such multiples already (`snap`), so that decoding in numpy and in a kernel
-agree, and a table is stored as one byte per centroid and a float32 step.
+``anyprec3-8c1`` has tables of every width for every output channel, as the paper has them, whatever
+they cost: those of 3..8 bits in float16 are 1008 bytes a channel, 21 bits per weight at K=384. With
+``c8`` so many channels share them, with ``s`` as many as it takes until they are at most a tenth of
+the codes' bytes; ``scales`` float16 [N, 1] make the rows of such a block alike.
 
-``anyprec3-8u``: tables per channel up to 5 bits, and cells of wider ones that are subdivided
-uniformly; see `apq_tvm.formats.anyprec_cells`.
+``centroids{b}`` float16 [T, 2^b], T = ceil(N / channels). Where activations are integers kernels
+look up int8 centroids of ``c`` and ``s``, ``step[t] * i`` with ``step = max |centroid| / 127``; the
+quantizer chooses tables that are such multiples already (`snap`), so that decoding in numpy and in
+a kernel agree, and a table is stored as one byte per centroid and a float32 step.
 
-``anyprec3-8A8g32``: activations have one int8 scale per 32 columns, `Scheme.group_size`, where
-otherwise a token has one. Weights have no scale along K, so that nothing of them depends on it.
+Activations have one int8 scale per 32 columns, `Scheme.group_size`; ``A8g64`` spells another group,
+``A8`` one scale per token. Weights have no scale along K, so that nothing of them depends on it.
 """
 
 from __future__ import annotations
@@ -45,17 +45,20 @@ F16 = NDArray[np.float16]
 TABLE_SHARE = 0.1
 """Tables of a matrix may take this share of its codes' bytes; else more channels share them."""
 
+ACT_GROUP = 32
+"""Columns that share a scale of activations where a scheme does not say."""
+
 MAX_CHANNELS = 1 << 14
 """Most output channels that share tables."""
 
 _LEVELS = 127
 _STEP_BYTES = 4
-_PATTERN = re.compile(r"ANYPREC(\d+)-(\d+)(C\d+|U)?(?:(A\d+)(?:G(\d+))?)?\Z")
-_SPELLING = re.compile(r"anyprec\d-\d(?:c(\d+)|u)?\Z")
+_PATTERN = re.compile(r"ANYPREC(\d+)-(\d+)(C\d+|S)?(?:(A\d+)(?:G(\d+))?)?\Z")
+_SPELLING = re.compile(r"anyprec\d-\d(?:c(\d+)|s)?\Z")
 
 
 def parse_anyprec(word: str) -> Scheme | None:
-    """Read ``ANYPREC3-8``, ``ANYPREC3-8C1``, ``ANYPREC3-8A32`` or ``ANYPREC3-8A8G32``; None if it
+    """Read ``ANYPREC3-8``, ``ANYPREC3-8C1``, ``ANYPREC3-8A32`` or ``ANYPREC3-8SA8G64``; None if it
     is none of them.
 
     Raises
@@ -70,8 +73,8 @@ def parse_anyprec(word: str) -> Scheme | None:
     if not 1 <= low <= high <= 8:
         raise ValueError(f"widths {low}..{high}; 1 <= narrowest <= widest <= 8 is needed")
     spelling = f"anyprec{low}-{high}"
-    if match[3] == "U":
-        spelling += "u"
+    if match[3] == "S":
+        spelling += "s"
     elif match[3] is not None:
         channels = int(match[3][1:])
         if not 1 <= channels <= MAX_CHANNELS or channels & (channels - 1):
@@ -80,7 +83,8 @@ def parse_anyprec(word: str) -> Scheme | None:
                 "possible"
             )
         spelling += f"c{channels}"
-    acts, group = parse_acts(match[4] or ""), int(match[5] or -1)
+    acts = parse_acts(match[4] or "")
+    group = int(match[5] or -1) if match[4] else ACT_GROUP
     check_group(group)
     if group > 0 and acts > 8:
         raise ValueError(f"g is for integer activations; A{acts} has no activation scales")
@@ -91,9 +95,9 @@ def parse_anyprec(word: str) -> Scheme | None:
 
 def spelled_channels(scheme: Scheme) -> int:
     """Output channels that share tables as the scheme spells it; 0 if `choose_channels` decides."""
-    match = _SPELLING.match(scheme.weights)
     if cells.has_cells(scheme):
         return 1
+    match = _SPELLING.match(scheme.weights)
     return int(match[1] or 0) if match else 0
 
 
@@ -273,22 +277,23 @@ def _embedding(scheme: Scheme) -> Scheme:
 FAMILY = Family(
     name="anyprec",
     grammar=(
-        "anyprec{min}-{max}[c{channels}|u][A{1..8|16|32}[g{group}]]: codes of max bits whose upper "
-        "bits are every narrower model, down to min; a table of centroids per width, shared by so "
-        "many channels that they stay below a tenth of the codes (c1: by none; u: by none, and "
-        "from 6 bits on every cell of 5 bits is divided uniformly); activations have one scale per "
-        "token, with g one per group (only theirs: weights have none along the input); "
-        "bits are chosen at run time"
+        "anyprec{min}-{max}[c{channels}|s][A{1..8|16|32}[g{group}]]: codes of max bits whose upper "
+        "bits are every narrower model, down to min; a table of centroids per channel and width, "
+        "and from 6 bits on every cell of 5 bits is divided uniformly (c1: a table of each width "
+        "instead, c8: shared by 8 channels, s: by so many that tables stay below a tenth of the "
+        "codes); activations are A8g32 unless it says so, with A8 they have one scale per token "
+        "(groups are only theirs: weights have no scale along the input); bits are chosen at run "
+        "time"
     ),
     examples=(
         "anyprec3-8",
         "anyprec2-8",
         "anyprec2-4",
         "anyprec3-8A32",
+        "anyprec3-8A8",
         "anyprec3-8c1",
-        "anyprec3-8u",
-        "anyprec3-8uA8g32",
-        "anyprec2-4A8g32",
+        "anyprec3-8s",
+        "anyprec2-4sA8g64",
     ),
     parse=parse_anyprec,
     check=_check,

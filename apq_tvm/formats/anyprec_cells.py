@@ -2,7 +2,7 @@
 
 Tables of 6, 7 and 8 bits are 448 of the 504 centroids of a channel, and hardly better than what
 uniform steps inside the cells of 5 bits give: cells are so small there that the density in them is
-nearly constant. So ``anyprec3-8u`` has tables of its own for every channel up to 5 bits, and one
+nearly constant. So ``anyprec3-8`` has tables of its own for every channel up to 5 bits, and one
 byte ``h`` for each of the 32 cells above (`HALVES`): half the distance between neighbours at 8
 bits. That is 90 bytes a channel with its scale, 1.9 bits a weight at K=384 and 0.5 at K=1536.
 
@@ -21,6 +21,8 @@ levels, which stay as dense: with 8 bits the error is a third of that of int8 ce
 """
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,10 +47,12 @@ FINE = 16
 MOST = 42
 """Largest h."""
 
+_SPELLING = re.compile(r"anyprec\d-\d\Z")
+
 
 def has_cells(scheme: Scheme) -> bool:
-    """Whether it is spelled with ``u``."""
-    return scheme.family == "anyprec" and scheme.weights.endswith("u")
+    """Whether it is spelled with neither ``c`` nor ``s``."""
+    return scheme.family == "anyprec" and _SPELLING.match(scheme.weights) is not None
 
 
 def table_widths(scheme: Scheme) -> tuple[int, ...]:

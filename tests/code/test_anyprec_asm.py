@@ -17,7 +17,7 @@ ROWS = 8
 
 
 def assembly(name: str, target: str) -> str:
-    spec = LinearSpec(512, 512, parse_scheme("anyprec1-8"), details=(("channels", 16),))
+    spec = LinearSpec(512, 512, parse_scheme("anyprec1-8sA8"), details=(("channels", 16),))
     kernel = next(k for k in ANYPREC_KERNELS if k.name == name)
     profile = find_profile(target)
     kernel.check(spec, profile)

@@ -25,7 +25,7 @@ def test_codes_are_looked_up_in_registers(
     bits: int, most: int, target: str, instruction: str
 ) -> None:
     """One lookup and one product for 16 weights, tables in registers, sums not across lanes."""
-    spec = LinearSpec(512, 512, parse_scheme("anyprec1-8"), details=(("channels", 2),))
+    spec = LinearSpec(512, 512, parse_scheme("anyprec1-8sA8"), details=(("channels", 2),))
     profile = find_profile(target)
     source = assembly(scheduled(record("gemv", bits, instruction), spec, profile), profile)
     block = inner_loop(source, "sdot")

@@ -76,7 +76,7 @@ CASES = [
 def test_every_width(kind: str, bits: int, instruction: str, tmp_path: Path) -> None:
     """Cases share out shapes: K of whole units, half ones, less than one; ragged N."""
     n, k, channels = SHAPES[bits % len(SHAPES)]
-    tensor = random_tensor(n, k, "anyprec1-8", channels, bits)
+    tensor = random_tensor(n, k, "anyprec1-8sA8", channels, bits)
     kernel = record(kind, bits, instruction)
     check(kernel, TARGETS[instruction], tensor, bits % 2 == 1, tmp_path)
 
@@ -85,21 +85,21 @@ def test_every_width(kind: str, bits: int, instruction: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("channels", [1, 4, 8])
 def test_runs_of_large_tables(channels: int, tmp_path: Path) -> None:
     """Two runs of columns and a rest; rows that share a table, and one alone."""
-    tensor = random_tensor(9, 1100, "anyprec7-8", channels, 8)
+    tensor = random_tensor(9, 1100, "anyprec7-8sA8", channels, 8)
     check(record("gemv", 8, "sdot"), TARGETS["sdot"], tensor, True, tmp_path)
 
 
 @needs_qemu
 @pytest.mark.parametrize("instruction", ["sdot", "smull"])
 def test_extreme_centroids(instruction: str, tmp_path: Path) -> None:
-    tensor = random_tensor(8, 64, "anyprec2-2", 8)
+    tensor = random_tensor(8, 64, "anyprec2-2sA8", 8)
     tables = {name: np.sign(t) * np.float16(127) for name, t in tensor.tables.items()}
     worst = QuantizedTensor(tensor.codes, tensor.scales, None, tensor.scheme, tables)
     check(record("gemv", 2, instruction), TARGETS[instruction], worst, False, tmp_path)
 
 
 def test_every_width_has_a_kernel_on_every_core() -> None:
-    scheme = parse_scheme("anyprec2-8")
+    scheme = parse_scheme("anyprec2-8sA8")
     assert scheme is not None
     spec = LinearSpec(64, 64, scheme, details=(("channels", 2),))
     for target in ("graviton2", "graviton4", "cortex-a53", "cortex-a76"):

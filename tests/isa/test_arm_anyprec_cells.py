@@ -50,7 +50,7 @@ def test_digits(kind: str, bits: int, instruction: str, acts: str, tmp_path: Pat
     """Ragged N, K of half units; the largest steps; x of ±127 in the first row."""
     n, k = ((9, 97), (17, 160), (8, 64))[bits % 3]
     kernel, profile = record(kind, bits, instruction), find_profile(TARGETS[instruction])
-    tensor = cells_tensor(n, k, f"anyprec{bits}-8u{acts}", bits)
+    tensor = cells_tensor(n, k, f"anyprec{bits}-8{acts}", bits)
     tensor.tables[HALVES][:4] = MOST
     spec = LinearSpec(n, k, tensor.scheme, False, "", False, details(tensor))
     layout = kernel.layout(spec, profile)
@@ -82,7 +82,7 @@ def test_digits(kind: str, bits: int, instruction: str, acts: str, tmp_path: Pat
 
 
 def test_every_width_has_a_kernel_on_every_core() -> None:
-    scheme = parse_scheme("anyprec2-8uA8g32")
+    scheme = parse_scheme("anyprec2-8")
     assert scheme is not None
     spec = LinearSpec(64, 64, scheme, details=(("channels", 1),))
     for target in ("graviton2", "graviton4", "cortex-a53", "cortex-a55", "cortex-a76"):
@@ -99,7 +99,7 @@ def test_every_width_has_a_kernel_on_every_core() -> None:
 
 def test_kernels_of_tables_and_of_cells_keep_apart() -> None:
     profile = find_profile("graviton2")
-    for text, good in (("anyprec2-8u", "_cells"), ("anyprec2-8c1", "")):
+    for text, good in (("anyprec2-8A8", "_cells"), ("anyprec2-8c1A8", "")):
         spec = LinearSpec(64, 64, parse_scheme(text), details=(("channels", 1),))
         for kernel in ANYPREC_KERNELS:
             if kernel.kind != "gemv" or kernel.width < 7 or kernel.instruction.name[:5] != "sdot":

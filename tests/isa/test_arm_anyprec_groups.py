@@ -88,7 +88,7 @@ def test_matches_float64(
     tmp_path: Path,
 ) -> None:
     n, k, channels = shape
-    tensor = random_tensor(n, k, f"anyprec1-8A8g{group}", channels, bits)
+    tensor = random_tensor(n, k, f"anyprec1-8sA8g{group}", channels, bits)
     check(kind, bits, instruction, tensor, group, tmp_path)
 
 
@@ -96,7 +96,7 @@ def test_matches_float64(
 def test_preparation(tmp_path: Path) -> None:
     """Codes, scales of every 4 columns and sums; K no multiple of the group."""
     profile, group, k = find_profile("graviton2"), 64, 80
-    scheme = parse_scheme(f"anyprec1-8A8g{group}")
+    scheme = parse_scheme(f"anyprec1-8sA8g{group}")
     spec = LinearSpec(8, k, scheme, details=(("channels", 1),))
     kernel = record("gemv", 4, "sdot")
     preparation = kernel.prepare(kernel.choose(spec, profile, Defaults()))
@@ -120,6 +120,6 @@ def test_panels_need_whole_groups() -> None:
         for k in DECODED_KERNELS
         if (k.family, k.width, k.instruction.name) == ("anyprec", 4, "smmla")
     )
-    spec = LinearSpec(8, 96, parse_scheme("anyprec2-8A8g128"), details=(("channels", 1),))
+    spec = LinearSpec(8, 96, parse_scheme("anyprec2-8sA8g128"), details=(("channels", 1),))
     with pytest.raises(NotApplicable, match="not full"):
         kernel.check(spec, find_profile("graviton3"))

@@ -135,14 +135,14 @@ CASES = (
     ("mixed24", "smmla", 0),
     pytest.param("mixed24o0", "sdot", 0, marks=pytest.mark.all_cases),
     ("mixed24", "sdot", 0),
-    ("anyprec2-8", "smmla", 2),
-    pytest.param("anyprec2-8", "smmla", 5, marks=pytest.mark.all_cases),
-    ("anyprec2-8", "smmla", 8),
-    ("anyprec2-8", "sdot", 3),
-    ("anyprec2-8A8g32", "smmla", 3),
-    pytest.param("anyprec2-8A8g64", "smmla", 4, marks=pytest.mark.all_cases),
-    pytest.param("anyprec2-8A8g16", "sdot", 2, marks=pytest.mark.all_cases),
-    ("anyprec2-8A8g32", "sdot", 4),
+    ("anyprec2-8sA8", "smmla", 2),
+    pytest.param("anyprec2-8sA8", "smmla", 5, marks=pytest.mark.all_cases),
+    ("anyprec2-8sA8", "smmla", 8),
+    ("anyprec2-8sA8", "sdot", 3),
+    ("anyprec2-8s", "smmla", 3),
+    pytest.param("anyprec2-8sA8g64", "smmla", 4, marks=pytest.mark.all_cases),
+    pytest.param("anyprec2-8sA8g16", "sdot", 2, marks=pytest.mark.all_cases),
+    ("anyprec2-8s", "sdot", 4),
 )
 
 

@@ -117,7 +117,7 @@ def test_every_width_and_ragged_shapes(kernel: LinearKernel) -> None:
     n, k, channels = SHAPES[(kernel.width + kernel.m_tile) % len(SHAPES)]
     if kernel in APART_KERNELS.values():  # whole registers; runs and what is left of them
         k = 1152
-    tensor = random_tensor(n, k, "anyprec1-8", channels, kernel.width)
+    tensor = random_tensor(n, k, "anyprec1-8sA8", channels, kernel.width)
     check(kernel, tensor, tuple(range(kernel.m_tile, 6)), epilogue=kernel.width % 2 == 1)
 
 
@@ -129,14 +129,14 @@ def test_every_shape(
 ) -> None:
     kernel = kernel_of(kind, width, instruction.name)
     rows = (kernel.m_tile, kernel.m_tile + 1)
-    check(kernel, random_tensor(n, k, "anyprec2-6", channels), rows, epilogue=True)
+    check(kernel, random_tensor(n, k, "anyprec2-6sA8", channels), rows, epilogue=True)
 
 
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
 def test_shared_among_threads(instruction: PlanesInstruction) -> None:
     """A layer large enough to run in parallel, with tables shared across row blocks."""
     kernel = kernel_of("gemv", 4, instruction.name)
-    check(kernel, random_tensor(280, 256, "anyprec4-5", 32), (1, 2), epilogue=False)
+    check(kernel, random_tensor(280, 256, "anyprec4-5sA8", 32), (1, 2), epilogue=False)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -188,20 +188,20 @@ def test_reasons_to_decline() -> None:
     kernel = kernel_of("gemv", 3, "vpermb")
     host = find_profile("znver4")
     for name, k, reason in (
-        ("anyprec3-8A32", 64, "integer activations"),
-        ("anyprec3-8", 1 << 17, "int32"),
+        ("anyprec3-8sA32", 64, "integer activations"),
+        ("anyprec3-8sA8", 1 << 17, "int32"),
     ):
         scheme = parse_scheme(name)
         with pytest.raises(NotApplicable, match=reason):
             kernel.check(LinearSpec(8, k, scheme, details=(("channels", 1),)), host)
-    scheme = parse_scheme("anyprec3-8")
+    scheme = parse_scheme("anyprec3-8sA8")
     for profile in ("znver3", "skylake-avx512"):
         with pytest.raises(NotApplicable, match="avx512vbmi"):
             spec = LinearSpec(8, 64, scheme, details=(("channels", 1),))
             kernel.check(spec, find_profile(profile))
 
 
-@pytest.mark.parametrize("name", ("anyprec3-5", "anyprec2-4A32"))
+@pytest.mark.parametrize("name", ("anyprec3-5sA8", "anyprec2-4sA32"))
 def test_weight_expression_means_the_format(name: str) -> None:
     """What the generic kernels read, at every width."""
     tensor = random_tensor(11, 40, name, 2)

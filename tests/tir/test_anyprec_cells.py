@@ -95,8 +95,8 @@ def same_digits(instruction: PlanesInstruction, bits: int, group: int, k: int) -
 @pytest.mark.parametrize("kernel", CELL_KERNELS, ids=lambda k: k.name)
 def test_every_width(kernel: LinearKernel) -> None:
     n, k = ((17, 97), (9, 160), (24, 64))[kernel.width % 3]
-    for acts in ("", "A8g32", "A5g64"):
-        tensor = cells_tensor(n, k, f"anyprec1-8u{acts}", kernel.width)
+    for acts in ("A8", "A8g32", "A5g64"):
+        tensor = cells_tensor(n, k, f"anyprec1-8{acts}", kernel.width)
         check(kernel, tensor, tuple(m for m in (1, 5) if m >= kernel.m_tile))
 
 
@@ -124,7 +124,7 @@ def check(kernel: LinearKernel, tensor: QuantizedTensor, rows: tuple[int, ...]) 
 
 def test_reasons_to_decline() -> None:
     """Two bytes a weight fill int32 sooner, and have no table of 128 or 256."""
-    host, scheme = find_profile("znver4"), parse_scheme("anyprec3-8u")
+    host, scheme = find_profile("znver4"), parse_scheme("anyprec3-8A8")
     for kind in ("gemv", "gemm"):
         kernel = kernel_of(kind, 8, "vpermb", CELL_KERNELS)
         with pytest.raises(NotApplicable, match="int32"):

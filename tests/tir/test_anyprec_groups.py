@@ -107,7 +107,7 @@ def test_every_width(kernel: LinearKernel) -> None:
     if kernel in APART_KERNELS.values():  # whole registers; runs and what is left of them
         k = 1152
     bits = 8 if kernel.width % 3 else 5
-    tensor = random_tensor(n, k, f"anyprec1-8A{bits}g{group}", channels, kernel.width)
+    tensor = random_tensor(n, k, f"anyprec1-8sA{bits}g{group}", channels, kernel.width)
     rows = tuple(m for m in (1, 3, 4, 17) if m >= kernel.m_tile)
     check(kernel, tensor, rows, epilogue=kernel.width % 2 == 1)
 
@@ -119,7 +119,7 @@ def test_every_shape(
     instruction: PlanesInstruction, kind: str, n: int, k: int, channels: int, group: int
 ) -> None:
     kernel = kernel_of(kind, 4, instruction.name)
-    tensor = random_tensor(n, k, f"anyprec2-6A8g{group}", channels)
+    tensor = random_tensor(n, k, f"anyprec2-6sA8g{group}", channels)
     check(kernel, tensor, (max(kernel.m_tile, 3),), epilogue=True)
 
 

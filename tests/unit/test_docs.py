@@ -11,6 +11,7 @@ from fnmatch import fnmatch
 from itertools import product
 from pathlib import Path
 
+import doc_tables
 import measured
 import pytest
 from test_imports import runtime_imports, sources
@@ -182,7 +183,7 @@ def test_targets_of_make_exist() -> None:
 @each_document
 def test_tables_are_the_rendering_of_what_was_measured(document: Path) -> None:
     text = TEXT[name_of(document)]
-    assert measured.render(text) == text, measured.RENDER
+    assert doc_tables.render(text) == text, doc_tables.RENDER
 
 
 @pytest.mark.parametrize("name", ["docs/speed-x86.md", "docs/speed-arm.md"])
@@ -193,7 +194,7 @@ def test_figures_of_speed_stand_in_rendered_tables_alone(name: str) -> None:
 
 def test_every_measured_table_is_shown() -> None:
     shown = re.findall(r"<!-- table: (\w+) -->", "".join(TEXT.values()))
-    assert sorted(shown) == sorted(measured.TABLES)
+    assert sorted(shown) == sorted(doc_tables.TABLES)
 
 
 def test_every_row_has_a_date_and_times_have_a_machine() -> None:

@@ -9,19 +9,20 @@ that of the text but the Kullback-Leibler divergence from the float model's next
 (knowledge distillation, as in LLM-QAT, Liu et al. 2023), so few texts do and none is learned by
 heart. Models without logits come close to the float outputs instead.
 
-Widths of an any-precision model take turns, step by step, each with tables of its own. Gains stay
+Widths of an any-precision model take turns, step by step, each with a table of its own. Gains stay
 there, since all widths share them; widths above `WIDEST` stay too, which rounded activations
-disturb more than rounded weights do.
+disturb more than rounded weights do, and so do those that divide the cells of one table.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from apq_tvm.formats.anyprec_cells import CELL_BITS, has_cells
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.learn.learned import Learned
 from apq_tvm.quantizers.learn.learning_run import Run
@@ -80,7 +81,8 @@ def distill(
     student = student_of(run)
     teacher = TorchGraph(run.model)
     outputs = outputs_of(run.model)
-    widths = tuned_widths(student.schemes.values())
+    schemes = list(student.schemes.values())
+    widths = own_tables(schemes, tuned_widths(schemes))
     parameters = student.parameters()
     optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0, betas=(0.9, 0.95))
     torch.manual_seed(run.done)
@@ -119,6 +121,12 @@ def tuned_widths(schemes: Iterable[Scheme]) -> list[int]:
     found = [set(scheme.widths) for scheme in schemes if scheme.min_bits]
     widths = sorted(set.intersection(*found)) if found else []
     return [b for b in widths if b <= max(WIDEST, widths[0])] or [0]
+
+
+def own_tables(schemes: Sequence[Scheme], widths: Sequence[int]) -> list[int]:
+    """Of widths those whose table no other width reads; all of them if there are none such."""
+    shared = any(has_cells(scheme) and scheme.bits > CELL_BITS for scheme in schemes)
+    return [b for b in widths if not shared or b < CELL_BITS] or list(widths)
 
 
 def outputs_of(model: ImportedModel) -> list[str]:

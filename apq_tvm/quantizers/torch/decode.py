@@ -2,10 +2,13 @@
 
 A family names which entry each weight reads (`apq_tvm.formats.places`), and how it enters follows
 from its own decoding (`apq_tvm.quantizers.feedback.places`): nothing of any format is written here.
-Widths of an any-precision tensor each have arrays of their own.
+Widths of an any-precision tensor each have arrays of their own, but for those that divide the cells
+of one table.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,9 +38,10 @@ class Decoder:
 
     def __init__(self, tensor: QuantizedTensor, name: str) -> None:
         self.tensor = tensor
+        self._arrays: dict[str, _Array] = {}
         narrow = family_of(tensor.scheme).one_width
         self.widths = {
-            bits: _Width(narrow(tensor, bits) if bits else tensor, name)
+            bits: _Width(narrow(tensor, bits) if bits else tensor, name, self._arrays)
             for bits in tensor.scheme.widths
         }
 
@@ -50,7 +54,7 @@ class Decoder:
 
     def parameters(self) -> list[Tensor]:
         """What can be learned, of all widths."""
-        return [step for width in self.widths.values() for step in width.steps.values()]
+        return [array.step for array in self._arrays.values()]
 
     def weight(self, bits: int = 0) -> Tensor:
         """Decoded weight [N, K] at a width, the widest if 0."""
@@ -61,27 +65,40 @@ class Decoder:
         arrays: dict[str, Array] = {}
         with torch.no_grad():
             for width in self.widths.values():
-                arrays |= {key: width.value(key).numpy() for key in width.start}
+                arrays |= {key: width.value(key).numpy() for key in width.names}
         return filled(self.tensor, arrays)
 
 
-class _Width:
-    """Arrays of one width and their steps, of which a step of 1 is their mean size."""
+@dataclass(frozen=True)
+class _Array:
+    """A float array and its steps, of which a step of 1 is its mean size: steps of one size suit
+    all arrays so."""
 
-    def __init__(self, tensor: QuantizedTensor, name: str) -> None:
+    start: Tensor
+    unit: float
+    step: Tensor
+
+    @classmethod
+    def of(cls, value: F32) -> _Array:
+        unit = max(float(np.abs(value).mean()), 1e-8)
+        return cls(torch.from_numpy(value), unit, torch.zeros(value.shape, requires_grad=True))
+
+
+class _Width:
+    """What one width reads, of arrays that it may share with others."""
+
+    def __init__(self, tensor: QuantizedTensor, name: str, arrays: dict[str, _Array]) -> None:
         self.scheme, self.settled = tensor.scheme, family_of(tensor.scheme).settled
+        self.arrays = arrays
         self.rebase(tensor)
         if not self.places:
             raise BadScheme(
                 f"layer {name!r}: {tensor.scheme} has no float arrays that can be learned"
             )
-        names = dict.fromkeys(place.name for place in self.places)
-        self.start = {key: array_of(tensor, key).astype(np.float32) for key in names}
-        # Steps of one size suit all arrays: each is learned relative to its own mean size.
-        self.units = {key: _unit(value) for key, value in self.start.items()}
-        self.steps = {
-            key: torch.zeros(value.shape, requires_grad=True) for key, value in self.start.items()
-        }
+        self.names = list(dict.fromkeys(place.name for place in self.places))
+        for key in self.names:
+            if key not in arrays:
+                arrays[key] = _Array.of(array_of(tensor, key).astype(np.float32))
         with torch.no_grad():
             off = (self.weight() - torch.from_numpy(dequantize(tensor))).abs().max()
         if float(off) > 1e-3 * max(float(self.factors[0].abs().max()), 1e-3):
@@ -96,7 +113,7 @@ class _Width:
 
     def weight(self) -> Tensor:
         """Decoded weight [N, K]."""
-        arrays = {key: self.value(key) for key in self.start}
+        arrays = {key: self.value(key) for key in self.names}
         total = self.fixed
         for place, factor in zip(self.places, self.factors, strict=True):
             array = arrays[place.name]
@@ -108,10 +125,10 @@ class _Width:
 
     def value(self, key: str) -> Tensor:
         """An array as it is stored, with gradients to its steps."""
-        start = torch.from_numpy(self.start[key])
-        value = start + self.steps[key] * self.units[key]
+        array = self.arrays[key]
+        value = array.start + array.step * array.unit
         # What was not negative stays so: formats may rely on it.
-        value = value.clamp_min(0) if bool((start >= 0).all()) else value
+        value = value.clamp_min(0) if bool((array.start >= 0).all()) else value
         stored = self.settled(value.detach().half().numpy(), self.scheme)
         return value + (torch.from_numpy(stored).float() - value).detach()
 
@@ -127,10 +144,6 @@ def _read(array: Tensor, place: Place) -> Tensor:
 def _by_row(factor: F32) -> F32:
     """[N, 1] of a factor that is the same along rows: widths are many, and each has its own."""
     return factor[:, :1].copy() if bool((factor == factor[:, :1]).all()) else factor
-
-
-def _unit(value: F32) -> float:
-    return max(float(np.abs(value).mean()), 1e-8)
 
 
 def _spread(array: Tensor, index: Array, axis: int) -> Tensor:

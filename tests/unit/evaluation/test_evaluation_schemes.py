@@ -62,7 +62,7 @@ def float_model(model: ImportedModel) -> QuantizedModel:
 
 @pytest.mark.parametrize(
     "word",
-    ["W4A8", "W4A8g16", "W4A8tg16", "W4A4", "W4A32", "W4A16g16", "anyprec3-4", "anyprec3-4A8g16"],
+    ["W4A8", "W4A8g16", "W4A8tg16", "W4A4", "W4A32", "W4A16g16", "anyprec3-4", "anyprec3-4sA8g16"],
 )
 def test_activations_are_rounded_as_kernels_do(word: str) -> None:
     scheme = parse_scheme(word)
@@ -148,7 +148,7 @@ def test_layer_errors_by_hand(model: ImportedModel) -> None:
 
 
 def test_bits_of_a_width_are_its_planes_its_table_and_scales(model: ImportedModel) -> None:
-    quantized = quantize(model, "anyprec3-6A32", {"n_h|n_x": "float"})
+    quantized = quantize(model, "anyprec3-6sA32", {"n_h|n_x": "float"})
     (tensor,) = quantized.tensors.values()
     for bits in (3, 4, 5, 6):
         size = VOCABULARY * WIDTH * bits / 8 + tensor.scales.nbytes

@@ -1,4 +1,4 @@
-"""``anyprec3-8u``: what codes of divided cells mean, how many bytes they are, what is refused."""
+"""``anyprec3-8``: what codes of divided cells mean, how many bytes they are, what is refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def scheme(text: str) -> Scheme:
 @st.composite
 def matrices(draw: st.DrawFn) -> tuple[np.ndarray, Scheme]:
     low, high = sorted(draw(st.tuples(st.integers(1, 8), st.integers(1, 8))))
-    kind = scheme(f"anyprec{low}-{high}u{draw(st.sampled_from(('', 'A32', 'A8g32')))}")
+    kind = scheme(f"anyprec{low}-{high}{draw(st.sampled_from(('', 'A32', 'A8')))}")
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     w = rng.standard_t(2, (draw(st.integers(1, 20)), draw(st.integers(1, 70))))
     w[draw(st.integers(0, len(w) - 1))] *= draw(st.sampled_from((0.0, 1e-30, 1.0)))
@@ -84,10 +84,10 @@ def test_codes_mean_what_is_written() -> None:
 def test_bytes_are_counted() -> None:
     for k, most in ((384, 9.88), (1536, 8.47)):
         w = np.random.default_rng(0).standard_normal((16, k)).astype(np.float32)
-        assert bits_per_weight(quantize_tensor(w, scheme("anyprec3-8u"))) <= most
-    tensor = quantize_tensor(np.ones((4, 32), np.float32), scheme("anyprec3-8u"))
+        assert bits_per_weight(quantize_tensor(w, scheme("anyprec3-8"))) <= most
+    tensor = quantize_tensor(np.ones((4, 32), np.float32), scheme("anyprec3-8"))
     assert nbytes(tensor) == 4 * (32 + 2 + 8 + 16 + 32 + 32)
-    assert nbytes(quantize_tensor(np.ones((4, 32), np.float32), scheme("anyprec6-6u"))) == 4 * (
+    assert nbytes(quantize_tensor(np.ones((4, 32), np.float32), scheme("anyprec6-6"))) == 4 * (
         24 + 2 + 32 + 32
     )
 
@@ -98,7 +98,7 @@ def test_centroids_settle_once() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    tensor = quantize_tensor(np.ones((4, 32), np.float32), scheme("anyprec3-8u"))
+    tensor = quantize_tensor(np.ones((4, 32), np.float32), scheme("anyprec3-8"))
     halves = tensor.tables[HALVES]
 
     def other(**tables: np.ndarray) -> QuantizedTensor:
@@ -116,18 +116,20 @@ def test_what_does_not_fit_is_refused() -> None:
     assert table_name(6) not in tensor.tables
 
 
-@pytest.mark.parametrize("text", ("anyprec3-8u2", "anyprec3-8c1u", "anyprec3-8uc1", "anyprecu3-8"))
+@pytest.mark.parametrize(
+    "text", ("anyprec3-8u", "anyprec3-8s2", "anyprec3-8c1s", "anyprec3-8sc1", "anyprecs3-8")
+)
 def test_no_other_spellings(text: str) -> None:
     with pytest.raises(BadScheme):
         parse_scheme(text)
-    assert str(scheme("ANYPREC3-8UA8G32")) == "anyprec3-8uA8g32"
+    assert str(scheme("ANYPREC3-8A8G32")) == "anyprec3-8"
 
 
 def test_errors_against_tables() -> None:
     """As good as a table per channel up to 5 bits; at 8 better than int8 centroids can be."""
     w = np.random.default_rng(1).standard_normal((48, 512)).astype(np.float32)
     ours, tables, shared = (
-        quantize_tensor(w, scheme(f"anyprec3-8{end}")) for end in ("u", "c1", "")
+        quantize_tensor(w, scheme(f"anyprec3-8{end}")) for end in ("", "c1", "s")
     )
 
     def error(tensor: QuantizedTensor, bits: int) -> float:

@@ -39,7 +39,7 @@ def scheme(text: str) -> Scheme:
 @st.composite
 def tensors(draw: st.DrawFn) -> QuantizedTensor:
     low, high = draw(WIDTHS)
-    kind = scheme(f"anyprec{low}-{high}{draw(st.sampled_from(('', 'A32', 'A8g32', 'A4g128')))}")
+    kind = scheme(f"anyprec{low}-{high}s{draw(st.sampled_from(('', 'A32', 'A8', 'A4g128')))}")
     n, k = draw(st.integers(1, 40)), draw(st.integers(1, 70))
     channels = draw(st.sampled_from((1, 2, 4, 8, 16, 64)))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
@@ -99,7 +99,7 @@ def test_narrow_models_are_prefixes(tensor: QuantizedTensor, data: st.DataObject
 def test_wider_clusters_split_narrower_ones() -> None:
     """The quantizer's codes at b + 1 bits only divide clusters of b bits, on sorted weights."""
     w = np.random.default_rng(0).normal(size=(24, 200)).astype(np.float32)
-    tensor = quantize_tensor(w, scheme("anyprec2-6"))
+    tensor = quantize_tensor(w, scheme("anyprec2-6sA8"))
     scaled = w / tensor.scales.astype(np.float32)
     for bits in tensor.scheme.widths:
         codes = tensor.codes >> (6 - bits)
@@ -110,7 +110,7 @@ def test_wider_clusters_split_narrower_ones() -> None:
 
 
 @pytest.mark.parametrize("n,k", ((384, 384), (1536, 576), (576, 1536), (4096, 4096), (64, 20000)))
-@pytest.mark.parametrize("name", ("anyprec3-8", "anyprec2-4", "anyprec3-8A32"))
+@pytest.mark.parametrize("name", ("anyprec3-8sA8", "anyprec2-4sA8", "anyprec3-8sA32"))
 def test_tables_stay_small(name: str, n: int, k: int) -> None:
     kind = scheme(name)
     channels, codes = choose_channels(n, k, kind), n * k * kind.bits / 8
@@ -121,7 +121,7 @@ def test_tables_stay_small(name: str, n: int, k: int) -> None:
 
 def test_sizes_that_are_reported() -> None:
     w = np.random.default_rng(1).normal(size=(64, 384)).astype(np.float32)
-    tensor = quantize_tensor(w, scheme("anyprec3-8"))
+    tensor = quantize_tensor(w, scheme("anyprec3-8sA8"))
     assert details(tensor) == (("channels", 16),)
     # Codes, a float16 scale a row, and 4 blocks of 504 int8 centroids and 6 float32 steps.
     assert nbytes(tensor) == 64 * 384 + 2 * 64 + 4 * (504 + 24)
@@ -140,13 +140,13 @@ def test_int8_tables() -> None:
 @pytest.mark.parametrize(
     "text,reason",
     (
-        ("anyprec0-8", "1 <= narrowest"),
-        ("anyprec3-9", "1 <= narrowest"),
-        ("anyprec5-4", "1 <= narrowest"),
-        ("anyprec3-8A9", "activations"),
-        ("anyprec3-8A8g24", "groups of 24"),
-        ("anyprec3-8A8g0", "groups of 0"),
-        ("anyprec3-8A32g32", "no activation scales"),
+        ("anyprec0-8sA8", "1 <= narrowest"),
+        ("anyprec3-9sA8", "1 <= narrowest"),
+        ("anyprec5-4sA8", "1 <= narrowest"),
+        ("anyprec3-8sA9", "activations"),
+        ("anyprec3-8sA8g24", "groups of 24"),
+        ("anyprec3-8sA8g0", "groups of 0"),
+        ("anyprec3-8sA32g32", "no activation scales"),
         ("anyprec3-8g32", "no family"),
         ("anyprec3", "no family"),
     ),
@@ -157,9 +157,9 @@ def test_bad_names(text: str, reason: str) -> None:
 
 
 def test_names_are_canonical() -> None:
-    for text in ("anyprec3-8", "ANYPREC2-4a32", "anyprec1-1A4"):
+    for text in ("anyprec3-8sA8", "ANYPREC2-4sa32", "anyprec1-1sA4"):
         assert str(scheme(text)).upper() == text.upper()
-    assert scheme("anyprec3-8").widths == (3, 4, 5, 6, 7, 8)
+    assert scheme("anyprec3-8sA8").widths == (3, 4, 5, 6, 7, 8)
 
 
 @settings(max_examples=60)
@@ -174,7 +174,7 @@ def test_groups_of_activations(widths: list[int], channels: str, act_bits: int, 
     word = f"anyprec{widths[0]}-{widths[1]}{channels}"
     acts = f"A{act_bits}g{group}" if group > 0 else f"A{act_bits}"
     kind = scheme(word + acts)
-    assert str(kind) == word + ("" if acts == "A8" else acts)
+    assert str(kind) == word + ("" if acts == "A8g32" else acts)
     assert kind == scheme(str(kind).upper()) and kind.act_group == group
     check_scheme(kind, "layer7")
     w = np.random.default_rng(0).normal(size=(5, 48)).astype(np.float32)
@@ -187,7 +187,7 @@ def test_groups_of_activations(widths: list[int], channels: str, act_bits: int, 
 
 
 def small() -> QuantizedTensor:
-    return quantize_tensor(np.eye(9, 12, dtype=np.float32), scheme("anyprec2-3"))
+    return quantize_tensor(np.eye(9, 12, dtype=np.float32), scheme("anyprec2-3sA8"))
 
 
 def test_bad_tensors_are_refused_by_name() -> None:
@@ -215,7 +215,7 @@ def test_bad_tensors_are_refused_by_name() -> None:
 def test_layouts_refuse_what_is_not_theirs() -> None:
     good = small()
     layout = PlanesLayout.of(good.scheme, details(good))
-    with pytest.raises(PackError, match="cannot hold anyprec2-3"):
+    with pytest.raises(PackError, match="cannot hold anyprec2-3sA8"):
         weight_layout("planes3-8r8", good.scheme, details(good))
     with pytest.raises(PackError, match="cannot hold W4A8"):
         weight_layout("planes3-8r8", scheme("W4A8"), ())
@@ -226,7 +226,7 @@ def test_layouts_refuse_what_is_not_theirs() -> None:
     with pytest.raises(PackError, match="w3: code 15"):
         layout.pack(replace(good, codes=good.codes | np.uint8(8)), "w3")
     with pytest.raises(PackError, match="cannot hold"):
-        layout.pack(replace(good, scheme=scheme("anyprec2-4")), "w3")
+        layout.pack(replace(good, scheme=scheme("anyprec2-4sA8")), "w3")
     packed = layout.pack(good)
     with pytest.raises(PackError, match="planes is"):
         layout.unpack(packed, 17, 12, good.scheme)

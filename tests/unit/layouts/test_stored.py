@@ -68,7 +68,7 @@ def test_a_weight_in_two_forms_takes_the_bits_of_both(model: ImportedModel) -> N
 
 
 def test_a_width_counts_what_it_reads(model: ImportedModel) -> None:
-    quantized = quantize(model, "anyprec3-6", {"word": "float"})
+    quantized = quantize(model, "anyprec3-6s", {"word": "float"})
     assert 32 > storage(quantized).all.bits > storage(quantized, 3).all.bits
     floats = 4 * (TABLE + FLOATS)
     assert storage(quantized, 3).all.nbytes == floats + storage(quantized, 3).linear.nbytes

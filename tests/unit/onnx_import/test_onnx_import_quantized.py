@@ -231,7 +231,7 @@ def test_tensors_mean_what_the_codes_mean(
         ("W4A8tg32", "W8zA8"),
         ("W4A32g32", "W8zA32"),
         ("cb3", "W8zA8"),
-        ("anyprec3-8A8g32", "W8zA8g32"),
+        ("anyprec3-8", "W8zA8g32"),
     ],
 )
 def test_rows_of_codes_are_cut_where_activations_have_groups(

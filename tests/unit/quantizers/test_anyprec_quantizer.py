@@ -56,7 +56,7 @@ def test_any_matrix_at_any_widths(w: np.ndarray, widths: list[int]) -> None:
 def test_two_clusters_are_the_optimum() -> None:
     """One bit splits every row at the place of least error, found by trying them all."""
     w = np.random.default_rng(0).standard_t(3, (5, 64)).astype(np.float32)
-    tensor = quantize_tensor(w, scheme("anyprec1-1A32"))
+    tensor = quantize_tensor(w, scheme("anyprec1-1sA32"))
     scaled = w / tensor.scales.astype(np.float32)
     assert len(tensor.tables["centroids1"]) == 1
     values = np.sort(scaled.astype(np.float64), axis=None)
@@ -77,7 +77,7 @@ def test_two_clusters_are_the_optimum() -> None:
 def test_codes_suit_all_widths_together() -> None:
     """No weight would cost less, over all widths with their weights, under another code."""
     w = np.random.default_rng(1).standard_normal((64, 4096)).astype(np.float32)
-    tensor = quantize_tensor(w, scheme("anyprec2-4A32"))
+    tensor = quantize_tensor(w, scheme("anyprec2-4sA32"))
     assert tensor.tables["centroids2"].shape == (64, 4)
     scaled = (w / tensor.scales.astype(np.float32)).astype(np.float64)
     for row in range(3):
@@ -99,7 +99,7 @@ def test_upscaling_costs_little(bits: int, most: float) -> None:
 
 def test_every_bit_helps() -> None:
     w = np.random.default_rng(3).standard_normal((48, 512)).astype(np.float32)
-    tensor = quantize_tensor(w, scheme("anyprec1-8"))
+    tensor = quantize_tensor(w, scheme("anyprec1-8sA8"))
     errors = [float(np.linalg.norm(dequantize(tensor, b) - w)) for b in range(1, 9)]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.012 * np.linalg.norm(w)
@@ -108,7 +108,7 @@ def test_every_bit_helps() -> None:
 def test_centroids_beat_uniform_steps() -> None:
     w = np.random.default_rng(4).laplace(size=(64, 1024)).astype(np.float32)
     uniform = dequantize(quantize_tensor(w, scheme("W3A8")))
-    ours = dequantize(quantize_tensor(w, scheme("anyprec3-8")), 3)
+    ours = dequantize(quantize_tensor(w, scheme("anyprec3-8sA8")), 3)
     assert np.linalg.norm(ours - w) < 0.92 * np.linalg.norm(uniform - w)
 
 
@@ -118,19 +118,19 @@ def test_important_channels_get_the_smaller_error() -> None:
     square = np.where(np.arange(256) < 16, 100.0, 1.0).astype(np.float32)
     flat = np.zeros(256, np.float32)
     stats = LayerStats(square, flat, flat, 1)
-    weighted = dequantize(quantize_tensor(w, scheme("anyprec3-8"), stats=stats), 3) - w
-    plain = dequantize(quantize_tensor(w, scheme("anyprec3-8")), 3) - w
+    weighted = dequantize(quantize_tensor(w, scheme("anyprec3-8sA8"), stats=stats), 3) - w
+    plain = dequantize(quantize_tensor(w, scheme("anyprec3-8sA8")), 3) - w
     assert (weighted**2 @ square).sum() < (plain**2 @ square).sum()
     fisher = np.broadcast_to(square, w.shape)
     known = LayerStats(flat, flat, flat, 1, None, fisher)
-    same = quantize_tensor(w, scheme("anyprec3-8"), stats=known)
+    same = quantize_tensor(w, scheme("anyprec3-8sA8"), stats=known)
     np.testing.assert_array_equal(dequantize(same, 3) - w, weighted)
 
 
 @pytest.mark.parametrize("k", (384, 576, 4096))
 def test_tables_stay_below_a_tenth(k: int) -> None:
     w = np.random.default_rng(6).standard_normal((64, k)).astype(np.float32)
-    tensor = quantize_tensor(w, scheme("anyprec3-8"))
+    tensor = quantize_tensor(w, scheme("anyprec3-8sA8"))
     assert bits_per_weight(tensor) < 8 * 1.1 + 16 / k + 1e-6
 
 
@@ -139,15 +139,15 @@ def test_what_is_not_finite_is_refused_by_name(value: float) -> None:
     w = np.ones((2, 3), np.float32)
     w[1, 2] = value
     with pytest.raises(UnsupportedModel, match="'layer'"):
-        quantize_tensor(w, scheme("anyprec3-8"), "layer")
+        quantize_tensor(w, scheme("anyprec3-8sA8"), "layer")
 
 
 def test_weights_beyond_float16_are_refused_by_name() -> None:
     with pytest.raises(BadScheme, match="layer: a scale"):
-        quantize_tensor(np.full((1, 2), 1e6, np.float32), scheme("anyprec3-8"), "layer")
+        quantize_tensor(np.full((1, 2), 1e6, np.float32), scheme("anyprec3-8sA8"), "layer")
 
 
 def test_bits_without_a_table_are_refused() -> None:
-    tensor = quantize_tensor(np.ones((2, 32), np.float32), scheme("anyprec3-8"))
+    tensor = quantize_tensor(np.ones((2, 32), np.float32), scheme("anyprec3-8sA8"))
     with pytest.raises(BadScheme, match=r"3\.\.8 are possible"):
         dequantize(tensor, 2)

@@ -105,6 +105,21 @@ def test_every_width_gets_closer_and_stays_a_prefix(files: Files, tmp_path: Path
         assert divergence(model, end, bits) < 0.95 * divergence(model, start, bits)
 
 
+def test_what_widths_share_stays(files: Files, tmp_path: Path) -> None:
+    """Cells of 5 bits, which 6 bits divide; tables of 3 and 4 bits are nobody else's."""
+    model, end, learned = distilled(files, "anyprec3-6", "rtn", tmp_path / "c", epochs=9)
+    start = quantize(model, "anyprec3-6", calibration=load(files[2], model).calibration)
+    for name, tensor in learned.tensors.items():
+        check_tensor(tensor, name)
+        before = start.tensors[start.layers[name]].tables
+        same = {key for key, table in tensor.tables.items() if np.array_equal(table, before[key])}
+        assert same == {"centroids5", "halves"}
+    # Tables of 16 entries have nothing to learn for rows of 16 and 32 weights.
+    assert divergence(model, end, 3) < 0.97 * divergence(model, start, 3)
+    for bits in (5, 6):
+        assert divergence(model, end, bits) == divergence(model, start, bits)
+
+
 def test_tuning_follows_block_wise_learning(files: Files, tmp_path: Path) -> None:
     from apq_tvm.learn import learn_codes
 

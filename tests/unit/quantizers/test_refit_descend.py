@@ -19,7 +19,7 @@ from apq_tvm.types import QuantizedTensor
 
 SCHEMES = (
     "W1A8g32", "W2A8g32", "W3zA8g16", "W8A8", "W2*A8g32", "nl4", "cb2", "cb3g64", "bcq2g32",
-    "bcq3", "W2sA8", "W3sA8", "mixed24", "mixed24o0", "mixed24r100", "anyprec2-2",
+    "bcq3", "W2sA8", "W3sA8", "mixed24", "mixed24o0", "mixed24r100", "anyprec2-2sA8",
 )  # fmt: skip
 
 KINDS = ("normal", "zeros", "outlier", "denormal", "equal")
@@ -86,7 +86,7 @@ def test_refit_is_least_squares(text: str) -> None:
 def test_centroids_follow_their_members() -> None:
     """With H the identity the best centroids are the means of the weights that have their code."""
     w = weights(6, 400, "normal")
-    tensor = quantized("anyprec2-2A32", w)
+    tensor = quantized("anyprec2-2sA32", w)
     spoilt = {key: table * np.float16(0.9) for key, table in tensor.tables.items()}
     fitted = refit(w, replace(tensor, tables=spoilt), np.eye(400, dtype=np.float32))
     table = fitted.tables["centroids2"].astype(np.float32)
