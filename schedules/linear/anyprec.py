@@ -15,7 +15,15 @@ from typing import Any
 from apq_tvm.codegen.layouts.planes import PlanesLayout
 from apq_tvm.errors import NotApplicable
 from apq_tvm.ops.activations.spread import quantize_spread
-from apq_tvm.ops.few_rows.anyprec import RUN, SUM_ROWS, planes_gemm, planes_gemv, planes_gemv_apart
+from apq_tvm.ops.few_rows.anyprec import (
+    RUN,
+    SUM_ROWS,
+    planes_gemm,
+    planes_gemm_strided,
+    planes_gemv,
+    planes_gemv_apart,
+    stretches_left,
+)
 from apq_tvm.ops.few_rows.anyprec_task import PLANES_K, digit_suffix, parts_of, step_group
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Decide
@@ -31,7 +39,7 @@ from apq_tvm.schedules.linear.kernel import (
 )
 from apq_tvm.schedules.linear.quantize import schedule_quantize, task_rows
 from apq_tvm.schedules.linear.tensorized import tensorize
-from apq_tvm.tensorize.meaning.planes import ROWS, PlanesStep
+from apq_tvm.tensorize.meaning.planes import QUAD, ROWS, PlanesStep
 from apq_tvm.tensorize.pairs.planes import PlanesInstruction
 from apq_tvm.tensorize.pairs.reduce import reduce_intrinsic
 from apq_tvm.types import DeviceProfile
@@ -39,6 +47,9 @@ from apq_tvm.types import DeviceProfile
 _UNROLLED = ("load", "start", "zero", "spill", "store")
 
 _INT32_MAX = 2**31 - 1
+
+TURNED_ROWS = 16
+"""Rows of x that turned bytes of weights are worth."""
 
 
 def _layout(spec: LinearSpec) -> PlanesLayout:
@@ -81,17 +92,17 @@ def _steps(choice: Choice, width: int = PLANES_K) -> list[tuple[str, PlanesStep]
     return [(suffix, replace(choice.plan, k=k)) for suffix, k in parts_of(padded, width)]
 
 
-def _prepare(choice: Choice) -> Preparation | None:
-    """As other kernels' activations, or with scales for every lane."""
+def _prepare(choice: Choice, turned: int = 0) -> Preparation | None:
+    """As other kernels' activations, or with scales for every lane, `turned` for so many."""
     spec, scheme = choice.spec, choice.spec.scheme
     assert scheme is not None
     if not step_group(spec):
         return prepare_activations(choice)
     group, bits = scheme.act_group, scheme.act_bits
-    key = f"spread_k{spec.k}_g{scheme.act_group}_A{scheme.act_bits}"
+    key = f"spread{turned or ''}_k{spec.k}_g{scheme.act_group}_A{scheme.act_bits}"
 
     def make(decide: Decide) -> Any:
-        return quantize_spread(spec.k, group, 32, task_rows(spec.k, decide), bits)
+        return quantize_spread(spec.k, group, 32, task_rows(spec.k, decide), bits, turned)
 
     return Preparation(key, make, schedule=schedule_quantize)
 
@@ -106,10 +117,13 @@ def _record(
     decisions: Mapping[str, tuple[int, ...]],
     form: str = "",
     check: Callable[[LinearSpec, DeviceProfile], None] | None = None,
+    least: int = 0,
+    turned: int = 0,
 ) -> LinearKernel:
-    """The record of a kernel for M >= m_tile, whose activations may have groups.
+    """The record of a kernel for M >= m_tile, or `least`, whose activations may have groups.
 
-    `form` follows the instruction's name; `check` declines more layers. The plan is its step.
+    `form` follows the instruction's name; `check` declines more layers; `turned` is as in
+    `quantize_spread`. The plan is its step.
     """
 
     def declines(spec: LinearSpec, profile: DeviceProfile) -> None:
@@ -127,13 +141,13 @@ def _record(
         f"anyprec{width}",
         8,
         Instruction(instruction.name + form, instruction.features, ROWS),
-        m_tile,
+        least or m_tile,
         check=declines,
         layout=lambda spec, _: _layout(spec),
         func=func,
         schedule=schedule,
         ask=ask,
-        prepare=_prepare,
+        prepare=lambda choice: _prepare(choice, turned),
         family="anyprec",
         width=width,
         m_named=m_tile,
@@ -215,3 +229,45 @@ def gemm_kernel(instruction: PlanesInstruction, width: int, m_tile: int) -> Line
 
     decisions = {"m_tiles": (32, 16, 64), **_AHEAD}
     return _record("gemm", instruction, width, m_tile, func, schedule, decisions)
+
+
+def strided_kernel(instruction: PlanesInstruction, width: int, m_tile: int) -> LinearKernel:
+    """The record of the kernel for M >= `TURNED_ROWS` whose lanes stay with groups."""
+    lanes = instruction.vector // QUAD
+
+    def check(spec: LinearSpec, profile: DeviceProfile) -> None:
+        group = step_group(spec)
+        if not group or spec.scheme is None or spec.scheme.act_group > PLANES_K:
+            raise NotApplicable(f"is for groups of up to {PLANES_K} activations")
+        if spec.k < lanes * group:
+            raise NotApplicable(f"K={spec.k} has no {lanes} groups of {group} activations")
+
+    def func(choice: Choice) -> Any:
+        spec = choice.spec
+        return planes_gemm_strided(spec, _layout(spec), choice.plan, m_tile, choice["m_tiles"])
+
+    def schedule(sch: Any, choice: Choice) -> None:
+        schedule_stages(sch, _UNROLLED)
+        step, span = choice.plan, lanes * choice.plan.group
+        rest = _layout(choice.spec).padded_k(choice.spec.k) - choice.spec.k // span * span
+        left = [(f"_left{name}", k) for name, _, k in stretches_left(rest)]
+        whole = instruction.rows(replace(step, k=span, strided=True), m_tile, SUM_ROWS)
+        for digit in range(step.digits):
+            fine = digit_suffix(digit)
+            for suffix, k in (("", PLANES_K), *left):
+                mine = replace(step, k=k)
+                lookup = instruction.lookup(mine, choice["ahead"], digit)
+                tensorize(sch, f"lookup{suffix}{fine}", lookup)
+                for row in range(0, ROWS, SUM_ROWS) if suffix else ():
+                    dot = instruction.rows(mine, m_tile, SUM_ROWS)
+                    tensorize(sch, f"dot{suffix}{fine}{row}", dot)
+            for row in range(0, ROWS, SUM_ROWS):
+                tensorize(sch, f"dot{fine}{row}", whole)
+        for row in range(0, ROWS, SUM_ROWS):
+            _add_lanes(sch, f"add{row}", instruction.vector // 4, 3)
+
+    decisions = {"m_tiles": (32, 16, 64), **_AHEAD}
+    return _record(
+        "gemm", instruction, width, m_tile, func, schedule, decisions, "_strided", check,
+        TURNED_ROWS, lanes,
+    )  # fmt: skip

@@ -11,6 +11,7 @@ from apq_tvm.schedules.linear.anyprec import (
     check_tables,
     gemm_kernel,
     gemv_kernel,
+    strided_kernel,
 )
 from apq_tvm.schedules.linear.kernel import LinearKernel
 from apq_tvm.tensorize.x86.planes import INSTRUCTIONS, PSHUFB, VPERMB
@@ -34,11 +35,19 @@ def _check_runs(spec: LinearSpec, profile: DeviceProfile) -> None:
 APART_KERNELS = {width: apart_kernel(VPERMB, width, "_apart", _check_runs) for width in (7, 8)}
 """By width: from 7 bits on codes are put together before lookups by vpermb."""
 
+STRIDED_KERNELS = {
+    (instruction, width): strided_kernel(instruction, width, M_TILES[instruction][0])
+    for instruction in INSTRUCTIONS
+    for width in range(1, 9)
+}
+"""By instruction and width: where groups of activations have scales and rows are many."""
+
 ANYPREC_KERNELS: tuple[LinearKernel, ...] = tuple(
     kernel
     for instruction in INSTRUCTIONS
     for width in range(1, 9)
     for kernel in (
+        STRIDED_KERNELS[instruction, width],
         *(gemm_kernel(instruction, width, m_tile) for m_tile in M_TILES[instruction]),
         *([APART_KERNELS[width]] if instruction == VPERMB and width in APART_KERNELS else []),
         gemv_kernel(instruction, width),

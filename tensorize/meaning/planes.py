@@ -57,6 +57,9 @@ class PlanesStep:
         one for every `QUAD` columns. 0 where they are int32, for scales that come later.
     divided : bool
         Whether cells of 5 bits are divided; of more bits than those alone.
+    strided : bool
+        Whether lane l has the columns of the l-th group alone, one `QUAD` of them in each register:
+        all registers then have the same scales, and their products are one sum of integers.
     """
 
     bits: int
@@ -66,6 +69,7 @@ class PlanesStep:
     offset: int
     group: int = 0
     divided: bool = False
+    strided: bool = False
 
     @property
     def entries(self) -> int:
@@ -100,6 +104,8 @@ class PlanesStep:
     @property
     def together(self) -> int:
         """Registers whose products are one sum of integers: of a group, or a part of it."""
+        if self.strided:
+            return self.registers
         return gcd(self.registers, max(1, self.group // self.vector))
 
     @property
@@ -115,7 +121,8 @@ class PlanesStep:
     @property
     def suffix(self) -> str:
         """The part of its name that all kinds of steps have."""
-        return f"v{self.vector}" + (f"g{self.group}" if self.group else "")
+        group = f"g{self.group}{'s' if self.strided else ''}"
+        return f"v{self.vector}" + (group if self.group else "")
 
 
 def table_of(row: Expr, tables: int) -> Expr:
@@ -259,7 +266,8 @@ def _product(
 
     term = weight * x(row, column).astype("int32")
     if scales:
-        term = term.astype("float32") * scales[0](row, column // QUAD)
+        quad = column // QUAD % unit.lanes if unit.strided else column // QUAD
+        term = term.astype("float32") * scales[0](row, quad)
     if unit.k >= unit.vector:
         return term
     return tirx.if_then_else(column < unit.k, term, tirx.const(0, unit.sums))

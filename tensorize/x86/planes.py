@@ -108,6 +108,9 @@ class X86Planes(PlanesInstruction):
         emit_table_dot(step, rows, *buffers)
 
     def emit_rows(self, step: PlanesStep, m: int, rows: int, *buffers: Buffer) -> None:
+        if step.strided:
+            _emit_span(step, m, rows, *buffers)
+            return
         w, x, *scales, acc = buffers
         for first in range(0, step.registers, step.together):
             registers = range(first, first + step.together)
@@ -130,6 +133,27 @@ PSHUFB = X86Planes("pshufb", 32, 0, ("avx2",))
 
 INSTRUCTIONS = (VPERMB, PSHUFB)
 """In order of preference."""
+
+
+def _emit_span(
+    step: PlanesStep, m: int, rows: int, w: Buffer, x: Buffer, scales: Buffer, acc: Buffer
+) -> None:
+    """`rows_dot` of a strided step, register by register: sums of all rows are integers at once."""
+    lanes = step.lanes
+    kept = b.alloc_buffer((m * rows, lanes), "int32", align=64)
+    places = [(i, r) for i in range(m) for r in range(rows)]
+    for register in range(step.registers):
+        for i, r in places:
+            at = i * rows + r
+            before = kept.vload([at, 0], f"int32x{lanes}") if register else None
+            weights = tirx.reinterpret(f"int8x{step.vector}", load(step, w, (r,), register))
+            value = multiply(step, before, weights, load(step, x, (i,), register))
+            b.buffer_store(kept, value, [at, tirx.Ramp(0, 1, lanes)])
+    for i, r in places:
+        total = acc.vload([i, r, 0], f"{step.sums}x{lanes}")
+        part = kept.vload([i * rows + r, 0], f"int32x{lanes}")
+        total = add_scaled(step, total, part, load_scales(step, scales, (i,), 0))
+        b.buffer_store(acc, total, [i, r, tirx.Ramp(0, 1, lanes)])
 
 
 def _prefetch(step: PlanesStep, planes: Buffer, ahead: int) -> None:

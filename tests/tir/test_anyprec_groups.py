@@ -23,7 +23,7 @@ from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.devices import find_profile
 from apq_tvm.schedules.graph.rules import schedule_preparation
 from apq_tvm.schedules.linear.kernel import LinearKernel
-from apq_tvm.schedules.x86.anyprec import ANYPREC_KERNELS, APART_KERNELS, M_TILES
+from apq_tvm.schedules.x86.anyprec import ANYPREC_KERNELS, APART_KERNELS, M_TILES, STRIDED_KERNELS
 from apq_tvm.tensorize.meaning.planes import QUAD
 from apq_tvm.tensorize.pairs.planes import PlanesInstruction
 from apq_tvm.tensorize.x86.planes import INSTRUCTIONS
@@ -40,6 +40,19 @@ CODES_ERROR = 1e-5
 
 CASES = ((16, 576, 1, 32), (17, 384, 4, 128), (5, 96, 32, 64), (9, 80, 8, 16), (11, 40, 2, 256))
 """N, K, channels, group: K no multiple of the group, less than one, of whole units, half ones."""
+
+
+def in_order(kernel: LinearKernel, spec: LinearSpec, codes: Array, scales: Array) -> Any:
+    """Codes and scales in the order of K, where the kernel's are turned."""
+    assert spec.scheme is not None
+    quads, group = np.arange(scales.shape[1]), spec.scheme.act_group // QUAD
+    if kernel in STRIDED_KERNELS.values():
+        lanes = (64 if "vpermb" in kernel.name else 32) // 4
+        for first in range(0, spec.k // QUAD // (lanes * group) * lanes * group, lanes * group):
+            span = slice(first, first + lanes * group)
+            quads[span] = first + np.arange(lanes * group).reshape(group, lanes).T.reshape(-1)
+    codes = codes.reshape(len(codes), -1, QUAD)[:, quads].reshape(len(codes), -1)
+    return codes, scales[:, quads]
 
 
 def prepared(
@@ -60,6 +73,8 @@ def prepared(
         for width, dtype in ((kp, "int8"), (kp // QUAD, "float32"), (1, "float32"))
     )
     run(x, codes, scales, sums)
+    given = codes, scales, sums
+    codes, scales = in_order(kernel, spec, codes, scales)
     padded = np.zeros((m, kp), np.float32)
     padded[:, : spec.k] = x
     parts = padded.reshape(m, -1, group)
@@ -70,7 +85,7 @@ def prepared(
     assert np.abs(codes - exact).max() <= 0.5 + CODES_ERROR * most
     meant = codes.astype(np.float64) * np.repeat(scales, QUAD, 1)
     np.testing.assert_allclose(sums[:, 0], meant.sum(1), atol=1e-5 * np.abs(meant).sum(1).max())
-    return codes, scales, sums
+    return given
 
 
 def check(
@@ -88,7 +103,8 @@ def check(
         xq, xs, xsum = prepared(kernel, spec, profile, x)
         bias = rng.normal(size=n).astype(np.float32)
         residual = rng.normal(size=(m, n)).astype(np.float32)
-        meant = xq.astype(np.float64) * np.repeat(xs, QUAD, 1)
+        codes, scales = in_order(kernel, spec, xq, xs)
+        meant = codes.astype(np.float64) * np.repeat(scales, QUAD, 1)
         want = meant[:, :k] @ weight.T
         largest = np.abs(want).max() + 1
         want = np.maximum(want + bias, 0) + residual if epilogue else want
@@ -104,6 +120,8 @@ def check(
 def test_every_width(kernel: LinearKernel) -> None:
     """Kernels share out the shapes, groups and bits of activations."""
     n, k, channels, group = CASES[(kernel.width + kernel.m_tile) % len(CASES)]
+    if kernel in STRIDED_KERNELS.values():
+        k, group = 1184, (16, 32)[kernel.width % 2]  # spans, stretches and half a one
     if kernel in APART_KERNELS.values():  # whole registers; runs and what is left of them
         k = 1152
     bits = 8 if kernel.width % 3 else 5

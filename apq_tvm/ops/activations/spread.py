@@ -19,7 +19,9 @@ from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc
 from apq_tvm.tensorize.meaning.planes import QUAD
 
 
-def quantize_spread(k: int, group: int, lanes: int, row_block: int, bits: int) -> PrimFunc:
+def quantize_spread(
+    k: int, group: int, lanes: int, row_block: int, bits: int, turned: int = 0
+) -> PrimFunc:
     """Quantize rows of float32 activations, with scales per group of them.
 
     Parameters
@@ -28,6 +30,10 @@ def quantize_spread(k: int, group: int, lanes: int, row_block: int, bits: int) -
         As `apq_tvm.ops.activations.quantize.quantize_activations`.
     group : int
         Columns that share a scale.
+    turned : int
+        Lanes of a register, where whole spans of so many groups are stored in another order: quad j
+        of group l at quad ``j * lanes + l`` of the span, and scales likewise. 0
+        keeps the order of K.
 
     Returns
     -------
@@ -41,11 +47,15 @@ def quantize_spread(k: int, group: int, lanes: int, row_block: int, bits: int) -
         There are no such bits.
     """
     padded, width, sum_width = checked_widths(k, group, group, bits)
-    return _Spread(k, padded, width, sum_width, min(lanes, group), row_block, bits).build()
+    sizes = k, padded, width, sum_width, min(lanes, group), row_block, bits
+    spread = _Turned(*sizes) if turned else _Spread(*sizes)
+    spread.turned = turned
+    return spread.build()
 
 
 class _Spread(Quantize):
     name = "quantize_spread"
+    turned = 0
 
     def declare_factors(self, name: str, m: Expr, groups: int, dtype: str) -> Buffer:
         return argument(name, (m, self.padded // QUAD if name == "xs" else 1), "float32")
@@ -69,3 +79,36 @@ class _Spread(Quantize):
             return target[row, 0]
         count = self.width // QUAD
         return target[row, group * count : (group + 1) * count]
+
+
+class _Turned(_Spread):
+    """In the order that `planes_gemm_strided` reads (`apq_tvm.ops.few_rows.anyprec`)."""
+
+    name = "quantize_turned"
+
+    def place(self, group: Expr, quad: Expr) -> Expr:
+        """Where a quad of a group is, in quads."""
+        quads, spans = self.width // QUAD, self.k // (self.turned * self.width)
+        span, lane = group // self.turned, group % self.turned
+        there = (span * quads + quad) * self.turned + lane
+        return tirx.if_then_else(span < spans, there, group * quads + quad)
+
+    def store_codes(self, row: Expr, chunk: Expr, codes: Buffer, suffix: str) -> None:
+        chunks = self.width // self.lanes
+        group, first = chunk // chunks, chunk % chunks * (self.lanes // QUAD)
+        with b.grid(self.lanes // QUAD, QUAD) as (q0, e0), b.sblock(f"store{suffix}"):
+            q, e = b.axis.remap("SS", [q0, e0])
+            code = codes[q * QUAD + e]
+            at = self.place(group, first + q) * QUAD + e
+            put(self.xq, [row, at], code.astype("int8"), code)
+
+    def keep(self, target: Buffer, row: Expr, group: Expr, value: Expr) -> None:
+        if not target.same_as(self.xs):
+            meant = value.astype("float32") * self.xs[row, self.place(group, 0)]
+            b.buffer_store(target, target[row, 0] + meant, [row, 0])
+            return
+        with b.serial(0, self.width // QUAD) as quad:
+            b.buffer_store(target, value, [row, self.place(group, quad)])
+
+    def kept(self, target: Buffer, row: Expr, group: Expr) -> Any:
+        return target[row, 0 : int(target.shape[1])]

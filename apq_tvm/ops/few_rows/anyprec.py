@@ -7,7 +7,7 @@ the loops of `apq_tvm.ops.many_rows.task`, a panel being one block of eight rows
 - `planes_gemv_apart`, likewise, where tables fill the registers: the codes of a run of columns are
   put together first, then every table is loaded once a run;
 - `planes_gemm`: looked up centroids of the whole row block are stored once, then multiplied with
-  tiles of rows of x.
+  tiles of rows of x; `planes_gemm_strided` likewise, in another order of columns.
 
 Weights have no scale along K, so that sums stay spread over the lanes of a register until a row
 ends::
@@ -24,6 +24,8 @@ scale of its own columns as often as that changes (`apq_tvm.ops.activations.spre
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
@@ -34,6 +36,7 @@ from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc
 from apq_tvm.tensorize.meaning.planes import (
     FINE_BITS,
+    QUAD,
     ROWS,
     PlanesStep,
     planes_codes,
@@ -115,17 +118,21 @@ class _Gemm(PlanesTask):
     def fill(self, kb: Expr) -> None:
         for suffix, k in parts_of(self.k, PLANES_K):
             if suffix:
-                self._lookup(suffix, self.first(()), k)
+                self.look_up(suffix, self.first(()), k, self.bytes)
                 continue
             with each("fill", self.whole) as axis:
-                self._lookup("", self.first((axis,)), k)
+                self.look_up("", self.first((axis,)), k, self.bytes)
 
-    def _lookup(self, suffix: str, first: Expr, k: int) -> None:
-        for digit, found in enumerate(self.bytes):
+    def look_up(
+        self, suffix: str, first: Expr, k: int, into: list[Buffer], at: Expr | None = None
+    ) -> None:
+        """Store the bytes of `k` columns, from column `at` on, which is `first` unless said."""
+        at = first if at is None else at
+        for digit, found in enumerate(into):
             name = f"{suffix}{digit_suffix(digit)}"
             with self.stage(f"zero{name}", ROWS, k) as (r, column):
-                put(found, [r, first + column], tirx.const(0, "uint8"))
-            views = [*self.planes_at(first), View(found, (0, first))]
+                put(found, [r, at + column], tirx.const(0, "uint8"))
+            views = [*self.planes_at(first), View(found, (0, at))]
             product(planes_lookup(self.step_of(k), digit), f"lookup{name}", lambda v=views: v)
 
     def multiply(self, kb: Expr, sums: Buffer) -> None:
@@ -135,10 +142,10 @@ class _Gemm(PlanesTask):
             spread = {r: b.sblock_alloc_buffer(shape, self.sum_dtype, align=64) for r in rows}
             for r in rows:
                 self.clear(f"start{r}", spread[r])
-            self._pass(0, list(rows), spread)
+            self.add_products(0, list(rows), spread)
             if self.step.two_digits:
                 spread = self._raised(spread)
-                self._pass(1, list(rows), spread)
+                self.add_products(1, list(rows), spread)
             for r in rows:
                 self.add_lanes(
                     f"add{r}", sums, lambda m, i, r=r: (m, 0, r + i), (spread[r], shape[:2])
@@ -154,7 +161,7 @@ class _Gemm(PlanesTask):
                 put(raised[r], at, value, sums[at])
         return raised
 
-    def _pass(self, digit: int, rows: list[int], spread: dict[int, Buffer]) -> None:
+    def add_products(self, digit: int, rows: list[int], spread: dict[int, Buffer]) -> None:
         """Add the products of one byte of the weights."""
         suffix = digit_suffix(digit)
         if self.whole:
@@ -176,6 +183,77 @@ class _Gemm(PlanesTask):
 
         meaning = rows_dot(self.step_of(k), self.blocking.m_tile, SUM_ROWS)
         product(meaning, name, views, self.around(u))
+
+
+class _Strided(_Gemm):
+    """Sums of integers over whole groups of activations.
+
+    A register of columns side by side holds parts of several groups: after every product a lane
+    multiplies its integers by the scale of its own. In a *span*, of as many groups as a register
+    has lanes, `QUAD` columns of each group are one register instead, so that lane l stays with
+    group l: the integers of a span are one sum, which is scaled once. x comes so
+    (`apq_tvm.ops.activations.spread`), looked up bytes are turned so once for all rows of x. What
+    is left of K after whole spans is as in `_Gemm`.
+    """
+
+    def __init__(
+        self, spec: LinearSpec, layout: PlanesLayout, step: PlanesStep, m_tile: int, m_tiles: int
+    ) -> None:
+        super().__init__(spec, layout, step, m_tile, m_tiles)
+        self.span = step.lanes * step.group
+        self.spans = spec.k // self.span
+        self.rest = self.k - self.spans * self.span
+
+    def scratch(self) -> None:
+        def allocated(columns: int) -> list[Buffer]:
+            shape = (ROWS, max(1, -(-columns // PLANES_K)) * PLANES_K)
+            digits = range(self.step.digits)
+            return [b.sblock_alloc_buffer(shape, "uint8", align=64) for _ in digits]
+
+        self.straight, self.turned = allocated(self.span), allocated(self.spans * self.span)
+        self.bytes = allocated(self.rest)
+
+    def fill(self, kb: Expr) -> None:
+        group, vector = self.step.group, self.step.vector
+        with each("fill_span", self.spans) as s:
+            with each("fill", self.span // PLANES_K) as u:
+                first = u * PLANES_K
+                self.look_up("", s * self.span + first, PLANES_K, self.straight, first)
+            shape = (ROWS, group // QUAD, self.step.lanes, QUAD)
+            for digit in range(self.step.digits):
+                with self.stage(f"turn{digit_suffix(digit)}", *shape) as (r, j, lane, byte):
+                    mine = self.straight[digit][r, lane * group + j * QUAD + byte]
+                    at = s * self.span + j * vector + lane * QUAD + byte
+                    put(self.turned[digit], [r, at], mine, mine)
+        for suffix, first, k in stretches_left(self.rest):
+            self.look_up(f"_left{suffix}", self.spans * self.span + first, k, self.bytes, first)
+
+    def add_products(self, digit: int, rows: list[int], spread: dict[int, Buffer]) -> None:
+        m, suffix = self.blocking.m_tile, digit_suffix(digit)
+        step = replace(self.step, k=self.span, strided=True)
+        with b.serial(0, self.spans) as u:
+            for r in rows:
+
+                def views(axis: Expr, r: int = r) -> list[View]:
+                    first = axis * self.span
+                    turned = View(self.turned[digit], (r, first))
+                    return [turned, *self.x_at(first), View(spread[r], (0, 0, 0))]
+
+                meaning = rows_dot(step, m, SUM_ROWS)
+                product(meaning, f"dot{suffix}{r}", views, [(u, self.spans)])
+        for left, first, k in stretches_left(self.rest):
+            for r in rows:
+                x = self.x_at(self.spans * self.span + first)
+                found = [View(self.bytes[digit], (r, first)), *x, View(spread[r], (0, 0, 0))]
+                meaning = rows_dot(self.step_of(k), m, SUM_ROWS)
+                product(meaning, f"dot_left{left}{suffix}{r}", lambda v=found: v)
+
+
+def stretches_left(columns: int) -> list[tuple[str, int, int]]:
+    """(suffix, first column, columns) of the stretches of what whole spans leave of K."""
+    whole, rest = divmod(columns, PLANES_K)
+    parts = [(str(i), i * PLANES_K, PLANES_K) for i in range(whole)]
+    return parts + ([("_tail", whole * PLANES_K, rest)] if rest else [])
 
 
 def planes_gemv(spec: LinearSpec, layout: PlanesLayout, step: PlanesStep) -> PrimFunc:
@@ -208,3 +286,10 @@ def planes_gemm(
 ) -> PrimFunc:
     """Linear layer for M >= `m_tile` rows of x, `m_tiles` tiles in a task; otherwise alike."""
     return _Gemm(spec, layout, step, m_tile, m_tiles).build()
+
+
+def planes_gemm_strided(
+    spec: LinearSpec, layout: PlanesLayout, step: PlanesStep, m_tile: int, m_tiles: int
+) -> PrimFunc:
+    """The same of x whose whole spans are turned; K has a span at least."""
+    return _Strided(spec, layout, step, m_tile, m_tiles).build()
