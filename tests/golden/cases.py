@@ -50,7 +50,7 @@ class Hashed:
 WIDTHS = (
     *(f"bcq{bits}g32{acts}" for bits in range(1, 9) for acts in ("", "A32")),
     *(f"W{bits}A{acts}" for bits in range(1, 9) for acts in ("4tg32", "16g32", "8")),
-    "anyprec1-8sA8", "anyprec1-8sA32", "anyprec1-8A8", "W8A2", "W7A1", "W5A1",
+    "anyprec1-8sA8", "anyprec1-8sA32", "anyprec1-8A8", "anyprec1-8A8g16", "W8A2", "W7A1", "W5A1",
 )  # fmt: skip
 """Of kernels that are listed for every width."""
 
