@@ -54,7 +54,7 @@ def main() -> None:
     axes = figure.add_subplot()
     best = front(rows)
     axes.plot([r["bits"] for r in best], [r["kl"] for r in best], color="0.6", label="front")
-    for name in sorted({family(row) for row in rows}):
+    for at, name in enumerate(sorted({family(row) for row in rows})):
         for learned, marker in ((False, "o"), (True, "*")):
             some = [r for r in rows if family(r) == name and learned == is_learned(r)]
             if some:
@@ -63,7 +63,7 @@ def main() -> None:
                     [r["kl"] for r in some],
                     marker=marker,
                     s=70 if learned else 22,
-                    color=f"C{sorted({family(r) for r in rows}).index(name)}",
+                    color=f"C{at}",
                     label=f"{name}{', learned' if learned else ''}",
                 )
     for row in best:

@@ -155,6 +155,7 @@ def _record(
 
 
 _AHEAD = {"ahead": (4096, 2048, 8192, 0)}
+_TILES = {"m_tiles": (32, 16, 64), **_AHEAD}
 
 
 def gemv_kernel(instruction: PlanesInstruction, width: int) -> LinearKernel:
@@ -227,8 +228,7 @@ def gemm_kernel(instruction: PlanesInstruction, width: int, m_tile: int) -> Line
         for row in range(0, ROWS, SUM_ROWS):
             _add_lanes(sch, f"add{row}", instruction.vector // 4, 3)
 
-    decisions = {"m_tiles": (32, 16, 64), **_AHEAD}
-    return _record("gemm", instruction, width, m_tile, func, schedule, decisions)
+    return _record("gemm", instruction, width, m_tile, func, schedule, _TILES)
 
 
 def strided_kernel(instruction: PlanesInstruction, width: int, m_tile: int) -> LinearKernel:
@@ -266,8 +266,7 @@ def strided_kernel(instruction: PlanesInstruction, width: int, m_tile: int) -> L
         for row in range(0, ROWS, SUM_ROWS):
             _add_lanes(sch, f"add{row}", instruction.vector // 4, 3)
 
-    decisions = {"m_tiles": (32, 16, 64), **_AHEAD}
     return _record(
-        "gemm", instruction, width, m_tile, func, schedule, decisions, "_strided", check,
+        "gemm", instruction, width, m_tile, func, schedule, _TILES, "_strided", check,
         TURNED_ROWS, lanes,
     )  # fmt: skip

@@ -104,8 +104,6 @@ class PlanesStep:
     @property
     def together(self) -> int:
         """Registers whose products are one sum of integers: of a group, or a part of it."""
-        if self.strided:
-            return self.registers
         return gcd(self.registers, max(1, self.group // self.vector))
 
     @property

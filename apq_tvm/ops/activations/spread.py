@@ -32,8 +32,7 @@ def quantize_spread(
         Columns that share a scale.
     turned : int
         Lanes of a register, where whole spans of so many groups are stored in another order: quad j
-        of group l at quad ``j * lanes + l`` of the span, and scales likewise. 0
-        keeps the order of K.
+        of group l at quad ``j * turned + l`` of the span, and scales likewise. 0 keeps that of K.
 
     Returns
     -------
@@ -48,14 +47,15 @@ def quantize_spread(
     """
     padded, width, sum_width = checked_widths(k, group, group, bits)
     sizes = k, padded, width, sum_width, min(lanes, group), row_block, bits
-    spread = _Turned(*sizes) if turned else _Spread(*sizes)
+    if not turned:
+        return _Spread(*sizes).build()
+    spread = _Turned(*sizes)
     spread.turned = turned
     return spread.build()
 
 
 class _Spread(Quantize):
     name = "quantize_spread"
-    turned = 0
 
     def declare_factors(self, name: str, m: Expr, groups: int, dtype: str) -> Buffer:
         return argument(name, (m, self.padded // QUAD if name == "xs" else 1), "float32")
@@ -65,13 +65,16 @@ class _Spread(Quantize):
             put(self.xsum, [row, 0], tirx.const(0.0, "float32"))
         super()._row(row)
 
+    def place(self, group: Expr, quad: Expr) -> Expr:
+        """Where a quad of a group is, in quads."""
+        return group * (self.width // QUAD) + quad
+
     def keep(self, target: Buffer, row: Expr, group: Expr, value: Expr) -> None:
-        count = self.width // QUAD
         if target.same_as(self.xs):
-            with b.vectorized(0, count) as lane:
-                b.buffer_store(target, value, [row, group * count + lane])
+            with b.vectorized(0, self.width // QUAD) as lane:
+                b.buffer_store(target, value, [row, self.place(group, lane)])
             return
-        meant = value.astype("float32") * self.xs[row, group * count]
+        meant = value.astype("float32") * self.xs[row, self.place(group, 0)]
         b.buffer_store(target, target[row, 0] + meant, [row, 0])
 
     def kept(self, target: Buffer, row: Expr, group: Expr) -> Any:
@@ -85,13 +88,13 @@ class _Turned(_Spread):
     """In the order that `planes_gemm_strided` reads (`apq_tvm.ops.few_rows.anyprec`)."""
 
     name = "quantize_turned"
+    turned: int
 
     def place(self, group: Expr, quad: Expr) -> Expr:
-        """Where a quad of a group is, in quads."""
         quads, spans = self.width // QUAD, self.k // (self.turned * self.width)
         span, lane = group // self.turned, group % self.turned
         there = (span * quads + quad) * self.turned + lane
-        return tirx.if_then_else(span < spans, there, group * quads + quad)
+        return tirx.if_then_else(span < spans, there, super().place(group, quad))
 
     def store_codes(self, row: Expr, chunk: Expr, codes: Buffer, suffix: str) -> None:
         chunks = self.width // self.lanes
@@ -104,10 +107,9 @@ class _Turned(_Spread):
 
     def keep(self, target: Buffer, row: Expr, group: Expr, value: Expr) -> None:
         if not target.same_as(self.xs):
-            meant = value.astype("float32") * self.xs[row, self.place(group, 0)]
-            b.buffer_store(target, target[row, 0] + meant, [row, 0])
+            super().keep(target, row, group, value)
             return
-        with b.serial(0, self.width // QUAD) as quad:
+        with b.serial(0, self.width // QUAD) as quad:  # places are apart
             b.buffer_store(target, value, [row, self.place(group, quad)])
 
     def kept(self, target: Buffer, row: Expr, group: Expr) -> Any:

@@ -12,7 +12,7 @@ every interval's error at once: the seed is found by dynamic programming (`anypr
 iteration moves the interval's ends by binary search, and a split looks at every place between two
 weights, which makes it the exact optimum.
 
-Where cells of 5 bits are divided uniformly (``u``), clusters end there (`anyprec_uniform`).
+Where cells of 5 bits are divided uniformly, clusters end there (`anyprec_uniform`).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def divided(w: F32, tensor: QuantizedTensor, importance: F32) -> QuantizedTensor
     ----------
     w : float32 [N, K]
     tensor : QuantizedTensor
-        With ``u``; its codes are of 5 bits, its tables settled.
+        With cells to divide; its codes are of 5 bits, its tables settled.
     importance : float32 [N, K] or broadcast to it
         What an error counts, in units of a row's scale.
 
