@@ -35,7 +35,7 @@ from apq_tvm.lower.operators.run_sizes import RunSizeLowering
 from apq_tvm.lower.operators.shapes import ShapeLowering
 from apq_tvm.lower.regions import region_converters
 from apq_tvm.lower.relax_import import import_graph
-from apq_tvm.lower.views import view_constants
+from apq_tvm.lower.views import fold_views
 from apq_tvm.lower.where_read import where_read
 from apq_tvm.types import (
     WEIGHT_INPUT,
@@ -117,7 +117,7 @@ def lower(
         mod = import_graph(model, converters, params, hidden, variables, dims)
         linears.finish()
         mod = prepare_behind(mod, linears.always_prepared())
-        mod = _fuse(view_constants(mod), model, packed.plan.profile)
+        mod = _fuse(fold_views(mod), model, packed.plan.profile)
     return LoweredModel(
         packed, mod, params, linears.variants, linears.funcs, linears.preparations,
         attentions.declined, linears.gathered,
