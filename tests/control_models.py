@@ -52,7 +52,8 @@ node = helper.make_node
 
 
 def _branches() -> list[Any]:
-    """Both branches hold a layer of one weight and share names; which runs depends on data."""
+    """Both branches hold a layer of one weight and share names; which runs depends on data, and the
+    second alone reads what stands before both."""
     then = _body(
         [
             node("MatMul", ["x", "w"], ["m"]),
@@ -65,7 +66,7 @@ def _branches() -> list[Any]:
         [
             node("MatMul", ["x", "w"], ["m"]),
             node("Neg", ["m"], ["k"]),
-            node("Add", ["k", "x"], ["r"]),
+            node("Add", ["k", "calm"], ["r"]),
             node("Concat", ["k", "r"], ["both"], axis=0),
         ],
         "r both",
@@ -74,6 +75,7 @@ def _branches() -> list[Any]:
         _constant("zero", np.float32(0)),
         node("ReduceSum", ["x"], ["total"], keepdims=0),
         node("Greater", ["total", "zero"], ["positive"]),
+        node("Abs", ["x"], ["calm"]),
         node("If", ["positive"], ["either", "beside"], then_branch=then, else_branch=other),
     ]
 

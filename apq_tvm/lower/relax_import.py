@@ -137,7 +137,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self._by_name = {node.name: node for node in model.nodes}
         self._variables = variables
         self._dims = dims
-        self._branches = 0  # that are open
+        self._branches = any(node.op == "apq.Then" for node in model.nodes)
         self._stand_for: dict[str, set[str]] = {}  # what a dimension was cast from
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
@@ -182,11 +182,11 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             raise UnsupportedModel(
                 f"{op_name} {name!r} cannot be lowered to Relax: {error}"
             ) from error
-        self._branches += (op_name == "apq.Then") - (op_name == "apq.EndIf")
         return self._bound(made) if self._branches else made
 
     def _bound(self, made: Any) -> Any:
-        """Bind a result here: its first reader may stand behind the branch that makes it."""
+        """Bind a result here: its first reader may stand behind the branch that makes it, or in the
+        second branch, when it would be made between both."""
         if isinstance(made, relax.Tuple):
             return relax.Tuple([self._bound(field) for field in made.fields])
         unbound = isinstance(made, ir.expr.Call | ir.expr.TupleGetItem)

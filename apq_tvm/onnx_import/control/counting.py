@@ -19,7 +19,7 @@ from apq_tvm.onnx_import.symbolic.values import contents, elements
 from apq_tvm.types import Node
 
 ROUND = symbol("this round")  # a space: no dimension of a model is called that
-COPIES = frozenset("Cast Identity Reshape Squeeze Unsqueeze".split())
+COPIES = frozenset("Cast CastLike Identity Reshape Squeeze Unsqueeze".split())
 ORDERS = {
     "Less": (0, 1, 0),
     "LessOrEqual": (0, 1, 1),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from apq_tvm.errors import UnsupportedModel
 from apq_tvm.onnx_import.graph import SIZES, Graph
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic import ratios
@@ -27,7 +28,7 @@ def entries(graph: Graph, value: str) -> Known:
 
     Raises
     ------
-    ValueError
+    UnsupportedModel
         Nobody knows how many entries there are.
     """
     if not value:
@@ -37,7 +38,10 @@ def entries(graph: Graph, value: str) -> Known:
         return [v if isinstance(v, int) or hasattr(v, "terms") else None for v in known.ravel()]
     count = 1 if shape == () else shape[0] if shape and len(shape) == 1 else None
     if not isinstance(count, int):
-        raise ValueError(f"how many numbers {graph.describe(value)} holds depends on data")
+        raise UnsupportedModel(
+            f"how many numbers {graph.describe(value)} holds depends on data; where it is always as "
+            "many, reshape it to that in the model"
+        )
     if count > LARGEST:
         raise ValueError(f"{graph.describe(value)} is no shape")
     return [None] * count
