@@ -60,7 +60,7 @@ def _branches() -> list[Any]:
             node("Relu", ["m"], ["r"]),
             node("Concat", ["m", "r"], ["both"], axis=0),
         ],
-        "r both",
+        "r both m",
     )
     other = _body(
         [
@@ -69,14 +69,18 @@ def _branches() -> list[Any]:
             node("Add", ["k", "calm"], ["r"]),
             node("Concat", ["k", "r"], ["both"], axis=0),
         ],
-        "r both",
+        "r both k",
     )
     return [
         _constant("zero", np.float32(0)),
         node("ReduceSum", ["x"], ["total"], keepdims=0),
         node("Greater", ["total", "zero"], ["positive"]),
         node("Abs", ["x"], ["calm"]),
-        node("If", ["positive"], ["either", "beside"], then_branch=then, else_branch=other),
+        node(
+            "If", ["positive"], ["one", "beside", "sized_as"], then_branch=then, else_branch=other
+        ),
+        node("Shape", ["sized_as"], ["size"]),  # it is known, and the last result unread then
+        node("Expand", ["one", "size"], ["either"]),
     ]
 
 

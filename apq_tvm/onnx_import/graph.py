@@ -328,8 +328,8 @@ def defined(node: Node) -> tuple[str, ...]:
 
 
 # Operators all of whose outputs are there, read or not: of Split they say how many parts there are,
-# those of a region's start stand where its inputs do.
-WHOLE = frozenset("DynamicQuantizeLinear Split TopK apq.Loop apq.Then apq.Else".split())
+# those of a region's start, and of a branch's end, stand where its inputs do.
+WHOLE = frozenset("DynamicQuantizeLinear Split TopK apq.Loop apq.Then apq.Else apq.EndIf".split())
 
 
 def _without_unread_outputs(node: Node, live: set[str]) -> Node:

@@ -39,8 +39,8 @@ def entries(graph: Graph, value: str) -> Known:
     count = 1 if shape == () else shape[0] if shape and len(shape) == 1 else None
     if not isinstance(count, int):
         raise UnsupportedModel(
-            f"how many numbers {graph.describe(value)} holds depends on data; where it is always as "
-            "many, reshape it to that in the model"
+            f"how many numbers {graph.describe(value)} holds depends on data; if it always holds "
+            "as many, reshape it to so many in the model"
         )
     if count > LARGEST:
         raise ValueError(f"{graph.describe(value)} is no shape")
