@@ -63,14 +63,12 @@ class _Views(relax.PyExprMutator):  # type: ignore[misc]
 
 def _alike(a: Any, b: Any) -> bool | None:
     """Whether two tensors of one size have one shape too; None if nothing proves the size."""
-    shapes = [getattr(one.ty.shape, "values", None) for one in (a, b)]
-    if None in shapes:
+    left, right = (getattr(one.ty.shape, "values", None) for one in (a, b))
+    if left is None or right is None:
         return None
-    sizes = [reduce(mul, shape, tirx.const(1, "int64")) for shape in shapes]
-    prover = Analyzer()
-    if not prover.can_prove_equal(*sizes):
+    prover, one = Analyzer(), tirx.const(1, "int64")
+    if not prover.can_prove_equal(reduce(mul, left, one), reduce(mul, right, one)):
         return None
-    left, right = shapes
     return len(left) == len(right) and all(
         prover.can_prove_equal(x, y) for x, y in zip(left, right, strict=True)
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from random_graphs import SIZES, RandomGraph, grow
+from random_regions import WIDTH, model
 
 import apq_tvm
 from apq_tvm.module import load_module
@@ -47,3 +48,20 @@ def test_random_graphs_match_onnxruntime(seed: int, tmp_path: Path) -> None:
             if not np.allclose(got[name], value, rtol=1e-4, atol=room, equal_nan=True):
                 wrong.append(f"{name} at {sizes}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize("seed", range(4))
+def test_random_regions_match_onnxruntime(seed: int, tmp_path: Path) -> None:
+    """Branches and loops of all depths, of fused operators; their sums grow, so errors do."""
+    path = save(model(seed, graphs=4, steps=6), tmp_path)
+    apq_tvm.compile(path, tmp_path / "compiled", scheme="float")
+    module, session = load_module(tmp_path / "compiled"), session_of(path)
+    rng = np.random.default_rng(seed)
+    for rows, any_number, some in ((1, 0, 1), (3, 1, 4), (3, 5, 2)):
+        given = {name: rng.standard_normal((rows, WIDTH)).astype("f") for name in ("x", "z")}
+        given |= {"any": np.asarray(any_number), "some": np.asarray(some)}
+        given = {one.name: given[one.name] for one in session.get_inputs()}
+        got = module.run(given)
+        for out, value in zip(session.get_outputs(), session.run(None, given), strict=True):
+            np.testing.assert_allclose(got[out.name], value, rtol=1e-3, atol=1e-4)
