@@ -97,7 +97,8 @@ def _twins() -> list[Any]:
 
 
 def _loops() -> list[Any]:
-    """As many rounds as rows, with values that change places; until a sum is large; three."""
+    """As many rounds as rows, with values that change places and one row each; until a sum is
+    large; three."""
     swap = _body(
         [
             node("Identity", ["go"], ["on"]),
@@ -105,7 +106,11 @@ def _loops() -> list[Any]:
             node("Tanh", ["m"], ["b_next"]),
             node("Add", ["b", "x0"], ["plus"]),
             node("Cast", ["i"], ["number"], to=1),
-            node("Mul", ["plus", "number"], ["row"]),
+            node("Mul", ["plus", "number"], ["numbered"]),
+            node("Reshape", ["i", "as_list"], ["at"]),
+            node("Add", ["at", "as_one"], ["next"]),
+            node("Slice", ["x", "at", "next"], ["mine"]),
+            node("Add", ["numbered", "mine"], ["row"]),
         ],
         "on b b_next row",
         "a b",
@@ -129,6 +134,8 @@ def _loops() -> list[Any]:
     )
     return [
         _constant("at_0", np.int64(0)),
+        _constant("as_list", np.array([-1])),
+        _constant("as_one", np.array([1])),
         _constant("three", np.int64(3)),
         _constant("hundred", np.float32(100)),
         _constant("yes", np.array(True)),

@@ -83,7 +83,7 @@ def rounds_of_condition(graph: Graph, node: Node) -> Dim | None:
         None: the condition depends on data.
     """
     body: Body = node.attrs["body"]
-    values = _Counted(graph, node)
+    values = Counted(graph, node)
     limits: list[Dim] = []
     waiting = [copied_in(body, body.outputs[0])]
     while waiting:
@@ -107,7 +107,7 @@ def rounds_of_condition(graph: Graph, node: Node) -> Dim | None:
     return maximum(least, 0) + 1
 
 
-class _Counted:
+class Counted:
     """Numbers of a body that count up by one a round, as dimensions over `ROUND`."""
 
     def __init__(self, graph: Graph, node: Node) -> None:

@@ -16,6 +16,7 @@ from apq_tvm.onnx_import.control.counting import rounds_of_condition, settled
 from apq_tvm.onnx_import.control.growing import collecting
 from apq_tvm.onnx_import.control.regions import Looped, end_loop, start_loop
 from apq_tvm.onnx_import.control.sequences import flattened, rebuilt
+from apq_tvm.onnx_import.control.single import single_entries
 from apq_tvm.onnx_import.graph import SIZES, Graph
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic.dims import Dim, as_attr, compare, minimum
@@ -67,6 +68,8 @@ def loop(graph: Graph, node: Node) -> list[Node]:
             conditional = False
     if isinstance(rounds, int) and not conditional and _is_small(graph, body, rounds, len(states)):
         return _written_out(steps, body, rounds, states)
+    if rounds is not None:
+        node = single_entries(graph, node, rounds)
     node, behind = collecting(graph, node)
     body, states = node.attrs["body"], list(own_inputs(node)[2:])
     steps.node = node
