@@ -54,7 +54,8 @@ class _Views(relax.PyExprMutator):  # type: ignore[misc]
 
     def _given(self, source: Any) -> Any:
         """What a tensor is another shape of; None if it is none, or need not have its size."""
-        value = self.lookup_binding(self.visit_expr(source))
+        viewed = self.visit_expr(source)
+        value = self.lookup_binding(viewed) if isinstance(viewed, relax.Var) else None
         if getattr(getattr(value, "op", None), "name", "") not in VIEWS:
             return None
         given = value.args[0]
