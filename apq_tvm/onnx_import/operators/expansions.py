@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from apq_tvm.errors import ImportFailed
+from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.onnx_import.control.branches import branch
 from apq_tvm.onnx_import.control.chosen import chosen_sizes
 from apq_tvm.onnx_import.control.entries import largest_entries
@@ -151,10 +151,14 @@ def expand(graph: Graph, node: Node) -> list[Node] | None:
     UnsupportedModel
         The operator is sound but cannot be compiled as it is.
     """
+    op = node.op.rpartition(".")[2]
     try:
         return EXPANSIONS[node.op](graph, node)
+    except UnsupportedModel as error:
+        if repr(node.name) in str(error):
+            raise
+        raise UnsupportedModel(f"{op} {node.name!r}: {error}") from error
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        op = node.op.rpartition(".")[2]
         raise ImportFailed(
             f"{op} {node.name!r} is malformed, its inputs or attributes do not fit the operator: "
             f"{error}"
