@@ -55,7 +55,7 @@ class _Views(relax.PyExprMutator):  # type: ignore[misc]
     def _given(self, source: Any) -> Any:
         """What a tensor is another shape of; None if it is none, or need not have its size."""
         viewed = self.visit_expr(source)
-        value = self.lookup_binding(viewed) if isinstance(viewed, relax.Var) else None
+        value: Any = self.lookup_binding(viewed) if isinstance(viewed, relax.Var) else None
         if getattr(getattr(value, "op", None), "name", "") not in VIEWS:
             return None
         given = value.args[0]
