@@ -16,8 +16,8 @@ SIZES = ({"b": 1}, {"b": 5})
 
 
 @dataclass
-class RandomGraph:
-    """Nodes are added by `grow`; values are float32, or int64 from 0 to 4.
+class Named:
+    """What a random graph draws from, and names in it.
 
     Parameters
     ----------
@@ -28,17 +28,23 @@ class RandomGraph:
 
     prefix: str
     rng: np.random.Generator
-    nodes: list[NodeSpec] = field(default_factory=list)
-    inputs: dict[str, tuple[str, Shape]] = field(default_factory=dict)
-    weights: dict[str, Any] = field(default_factory=dict)
-    floats: dict[str, Shape] = field(default_factory=dict)
-    integers: dict[str, Shape] = field(default_factory=dict)
     count: int = 0
 
     def name(self) -> str:
         """A name nothing has."""
         self.count += 1
         return f"{self.prefix}{self.count}"
+
+
+@dataclass
+class RandomGraph(Named):
+    """Nodes are added by `grow`; values are float32, or int64 from 0 to 4."""
+
+    nodes: list[NodeSpec] = field(default_factory=list)
+    inputs: dict[str, tuple[str, Shape]] = field(default_factory=dict)
+    weights: dict[str, Any] = field(default_factory=dict)
+    floats: dict[str, Shape] = field(default_factory=dict)
+    integers: dict[str, Shape] = field(default_factory=dict)
 
     def start(self) -> None:
         """One float and one integer input."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
+from random_graphs import Named
 
 WIDTH = 4
 ALONE = "Relu Neg Abs Tanh Sigmoid Identity".split()
@@ -19,25 +20,10 @@ node, info = helper.make_node, helper.make_tensor_value_info
 
 
 @dataclass
-class RandomRegions:
-    """Nodes that read ``x``, ``z`` and the numbers of rounds ``any`` and ``some`` (one or more).
+class RandomRegions(Named):
+    """Nodes that read ``x``, ``z`` and the numbers of rounds ``any`` and ``some`` (one or more)."""
 
-    Parameters
-    ----------
-    prefix : str
-        Starts every name.
-    rng : numpy.random.Generator
-    """
-
-    prefix: str
-    rng: np.random.Generator
     weights: list[Any] = field(default_factory=list)
-    count: int = 0
-
-    def name(self) -> str:
-        """A name nothing has."""
-        self.count += 1
-        return f"{self.prefix}{self.count}"
 
     def constant(self, value: Any) -> str:
         """A weight of the outermost graph."""
@@ -118,21 +104,19 @@ class RandomRegions:
         inner = [*values, *states]
         nodes = self.grow(inner, int(self.rng.integers(1, 5)), depth - 1)
         given, results = self.copies("Tanh", inner, kept + collected)
-        trip, copied = (
-            self.constant(np.int64(self.rng.choice(ROUNDS))),
-            [node("Identity", [go], [again])],
-        )
+        trip = self.constant(np.int64(self.rng.choice(ROUNDS)))
+        goes_on = [node("Identity", [go], [again])]
         kind = self.rng.integers(3)
         if kind == 1:
             trip = "some" if collected else "any"
         elif kind == 2:
             total, limit = self.name(), self.constant(np.float32(abs(self.rng.normal()) * 3))
-            copied = [
+            goes_on = [
                 node("ReduceSum", [inner[-1]], [total], keepdims=0),
                 node("Less", [total, limit], [again]),
             ]
         body = helper.make_graph(
-            [*nodes, *given, *copied],
+            [*nodes, *given, *goes_on],
             "round",
             [
                 info(number, TensorProto.INT64, []),

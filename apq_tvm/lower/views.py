@@ -20,6 +20,11 @@ from apq_tvm.lower.mutate import rewritten
 VIEWS = frozenset(("relax.reshape", "relax.expand_dims", "relax.squeeze"))
 
 
+def is_view(value: Any) -> bool:
+    """Whether what is bound is another shape of a tensor."""
+    return getattr(getattr(value, "op", None), "name", "") in VIEWS
+
+
 def fold_views(mod: tvm.IRModule) -> tvm.IRModule:
     """Replace each reshape of a constant, before ``LegalizeOps``, by the constant, and each of a
     reshape by one of what that was given, or by that itself."""
@@ -35,7 +40,7 @@ class _Views(relax.PyExprMutator):  # type: ignore[misc]
     def visit_var_binding_(self, binding: Any) -> None:
         var, value = binding.var, binding.value
         inner = isinstance(var, relax.DataflowVar)  # an output keeps its variable
-        if inner and getattr(getattr(value, "op", None), "name", "") in VIEWS:
+        if inner and is_view(value):
             source = self._made.get(value.args[0], value.args[0])
             shape = list(getattr(var.ty.shape, "values", ["unknown"]))
             known = all(isinstance(extent, tirx.IntImm) for extent in shape)
@@ -56,7 +61,7 @@ class _Views(relax.PyExprMutator):  # type: ignore[misc]
         """What a tensor is another shape of; None if it is none, or need not have its size."""
         viewed = self.visit_expr(source)
         value: Any = self.lookup_binding(viewed) if isinstance(viewed, relax.Var) else None
-        if getattr(getattr(value, "op", None), "name", "") not in VIEWS:
+        if not is_view(value):
             return None
         given = value.args[0]
         return given if _alike(given, source) is not None else None
