@@ -35,7 +35,8 @@ class Record:
         Of a linear layer the kernel; of another function its rule or, for what is done to
         activations, its key.
     decisions : mapping of str to object
-        Answers that differ from the defaults; numbers, texts, booleans or tuples of these.
+        Answers that differ from the defaults, none where another kernel is all that differs;
+        numbers, texts, booleans or tuples of these.
     schedule : str
         `fingerprint` of the default: of another one, the record says nothing.
     n, k : int
@@ -139,7 +140,7 @@ def parse_record(line: str) -> Record:
             raise ValueError(f"{name}: records have no such field")
         if not isinstance(value, _KINDS[name]) or isinstance(value, bool):
             raise ValueError(f"{name}: {value!r} is of the wrong type")
-    for name in ("op", "kernel", "decisions", "schedule", "ratio", "interval"):
+    for name in ("op", "kernel", "schedule", "ratio", "interval"):
         if name not in words:
             raise ValueError(f"{name} is missing")
     if words["op"] not in (LINEAR, FUNCTION):
@@ -155,7 +156,7 @@ def parse_record(line: str) -> Record:
         **words,
         "rows": tuple(rows),
         "interval": tuple(map(float, interval)),
-        "decisions": {name: _tuples(value) for name, value in words["decisions"].items()},
+        "decisions": {name: _tuples(value) for name, value in words.get("decisions", {}).items()},
         "details": tuple((str(key), int(v)) for key, v in words.get("details", {}).items()),
     }
     return Record(**given)

@@ -1,4 +1,5 @@
-"""A whole compiled module beside ONNX Runtime (float, its own int8) and OpenVINO, if installed."""
+"""A whole compiled module beside ONNX Runtime (float, its own int8) and OpenVINO, if installed; or
+beside another compiled module."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from apq_tvm.bench.timing import Candidate, Timing, interleave, repeated
 from apq_tvm.errors import BadInput
 from apq_tvm.evaluate import Batch, call_module, open_session, read_inputs, specs_of
 from apq_tvm.extras import require
-from apq_tvm.module import load_module
+from apq_tvm.module import load_module, ports, read_manifest
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.types import AnyPath, Array, TensorSpec
 
@@ -182,17 +183,17 @@ def bench_model(
     budget_s: float = 8.0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Time a compiled module beside its ONNX model in other runtimes.
+    """Time a compiled module beside its ONNX model in other runtimes, or beside another module.
 
     ONNX Runtime runs the float model and its own dynamic int8 quantization of it; OpenVINO runs the
-    float model where it is installed.
+    float model where it is installed. Another module shows what other records or options gained.
 
     Parameters
     ----------
     module : str or path
         Folder of the compiled module.
     against : str or path
-        The float ONNX file.
+        The float ONNX file, or the folder of a compiled module.
     batch, seq : int
         Sizes of symbolic dimensions by their names (`resolve_dims`).
     dims : mapping of str to int, optional
@@ -219,18 +220,27 @@ def bench_model(
     BadInput
         Anything given does not fit.
     MissingPackage
-        onnxruntime is not installed.
+        onnxruntime, which is to run the ONNX file, is not installed.
     """
-    require("onnxruntime")
     progress = progress or Silent()
-    package = load_module(module)
+    package, beside_module = load_module(module), Path(against).is_dir()
+    if not beside_module:
+        require("onnxruntime")
     with progress.stage("bench", 4), tempfile.TemporaryDirectory(prefix="apq-bench-") as folder:
-        progress.advance(FLOAT)
-        sizes, call = one_call(specs_of(open_session(against)), batch, seq, dims, inputs)
+        progress.advance("inputs")
+        if beside_module:
+            specs = ports(Path(module), read_manifest(module))
+        else:
+            specs = specs_of(open_session(against))
+        sizes, call = one_call(specs, batch, seq, dims, inputs)
         count = threads or package.num_threads()
         package.set_num_threads(count)
-        progress.advance(INT8)
-        rivals, refused = _rivals(against, count, Path(folder))
+        progress.advance("rivals")
+        rivals, refused = (
+            (_other_module(against, call, count), {})
+            if beside_module
+            else _rivals(against, count, Path(folder))
+        )
         progress.advance("timing")
         _check_call(package, call, made_up=inputs is None)
         candidates = _candidates(package, call, bits, rivals)
@@ -246,6 +256,14 @@ def bench_model(
         "refused": refused,
         "memory": memory,
     }
+
+
+def _other_module(folder: AnyPath, call: Batch, threads: int) -> dict[str, Callable[[Batch], Any]]:
+    """Another module, which must take the inputs."""
+    other = load_module(folder)
+    other.set_num_threads(threads)
+    call_module(other, call)
+    return {str(folder): other.run}
 
 
 def _rivals(

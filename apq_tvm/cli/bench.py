@@ -164,7 +164,10 @@ def _linear_row(row: dict[str, Any]) -> tuple[str, ...]:
 @reports_errors
 def model(
     module: Module,
-    against: Annotated[Path, typer.Option(help="The float ONNX model.", show_default=False)],
+    against: Annotated[
+        Path,
+        typer.Option(help="The float ONNX model, or another compiled module.", show_default=False),
+    ],
     batch: Batch = 1,
     seq: Seq = 128,
     dims: Dims = "",
@@ -182,6 +185,7 @@ def model(
 
     ONNX Runtime runs the float model and its own dynamic int8 quantization of it, OpenVINO (if
     installed) the float model, in turns with the module in one process; minima of many repeats.
+    Another module runs likewise: how much faster is one that was compiled by records?
     """
     from apq_tvm.bench.model import bench_model
 

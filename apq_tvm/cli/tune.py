@@ -84,12 +84,21 @@ class Live:
 
 def _line(finding: Finding) -> str:
     task = finding.planned.task
-    head = f"{task.name} M={task.m}: {len(finding.trials)} trials"
+    before = "as before: " if finding.resumed else ""
+    head = f"{task.name} M={task.m}: {len(finding.trials)} trials, {before}"
     if finding.record is not None:
         low, high = finding.record.interval
-        answers = ", ".join(f"{n}={v}" for n, v in finding.record.decisions.items())
-        return f"{head}, {finding.record.ratio:.2f}x ({low:.2f} to {high:.2f}): {answers}"
-    return f"{head}, {'as before: ' if finding.resumed else ''}default ({finding.why})"
+        return f"{head}{finding.record.ratio:.2f}x ({low:.2f} to {high:.2f}): {_found(finding)}"
+    return f"{head}default ({finding.why})"
+
+
+def _found(finding: Finding) -> str:
+    """What the record decides otherwise: another kernel, answers; or why there is none."""
+    record = finding.record
+    if record is None:
+        return finding.why
+    other = [record.kernel] if record.kernel != finding.planned.task.default else []
+    return ", ".join([*other, *(f"{name}={value}" for name, value in record.decisions.items())])
 
 
 def _findings(session: Any, device: str, static: bool) -> Any:
@@ -232,7 +241,7 @@ def _print_findings(findings: Sequence[Finding]) -> None:
             f.planned.task.m,
             len(f.trials),
             f"{f.record.ratio:.2f}" if f.record else "1.00",
-            ", ".join(f"{n}={v}" for n, v in f.record.decisions.items()) if f.record else f.why,
+            _found(f),
         )
         for f in findings
     ]

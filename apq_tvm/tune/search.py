@@ -1,9 +1,9 @@
 """Which candidates to try next.
 
-Small spaces are tried whole. Of larger ones some points are drawn at random; then gradient boosted
-trees (Chen and Guestrin, KDD 2016) learn to rank points by what their decisions are, and say which
-of the rest are worth a trial, mutations of the best among them (the way of AutoTVM: Chen et al.,
-NeurIPS 2018).
+Small spaces are tried whole. Of larger ones every kernel has a try as it is by default, and some
+points are drawn at random; then gradient boosted trees (Chen and Guestrin, KDD 2016) learn to rank
+points by what their decisions are, and say which of the rest are worth a trial, mutations of the
+best among them (the way of AutoTVM: Chen et al., NeurIPS 2018).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCH = 16
 """Candidates of one program, and between two fits."""
 
 FIRST = 16
-"""Random ones before the first fit."""
+"""Points before the first fit."""
 
 EXPLORED = 0.15
 """Part of a batch that is drawn at random all the same."""
@@ -61,7 +61,10 @@ class AtRandom:
 
 
 class Boosted:
-    """Random points first, then what trees find worth a trial.
+    """Every kernel and random points first, then what trees find worth a trial.
+
+    Trees know nothing of a kernel of which no point was tried: one of few points among many of
+    others would hardly ever be drawn.
 
     Parameters
     ----------
@@ -79,14 +82,18 @@ class Boosted:
         self._space, self._seed = space, seed
         self._random = random.Random(seed)
         self._draw = AtRandom(space, seed)
+        self._kernels = list({p.kernel: p for p in reversed(space.points)}.values())
         self._near = space.changed()
         features = Features(space.points)
         self._rows = dict(zip(space.points, features(space.points), strict=True))
 
     def propose(self, count: int, tried: Mapping[Point, float]) -> list[Point]:
-        """Random ones until there is something to learn from."""
+        """Kernels and random ones until there is something to learn from."""
         if len(tried) < FIRST:
-            return self._draw.propose(min(count, FIRST - len(tried)), tried)
+            wanted = min(count, FIRST - len(tried))
+            kernels = [p for p in self._kernels if p not in tried][:wanted]
+            known = {**tried, **dict.fromkeys(kernels, 0.0)}
+            return kernels + self._draw.propose(wanted - len(kernels), known)
         score = self._fitted(tried)
         rest = [p for p in self._space.points if p not in tried]
         best = sorted(tried, key=lambda p: -tried[p])[:8]

@@ -29,7 +29,7 @@ from apq_tvm.tune.scratch import scratch_folder
 from apq_tvm.tune.search import BATCH, best_of, needs_trees, search_for
 from apq_tvm.tune.space import Point, Space
 from apq_tvm.tune.tasks import Task
-from apq_tvm.tuning_logs.records import LINEAR, Record
+from apq_tvm.tuning_logs.records import LINEAR, Record, read_records
 from apq_tvm.types import DeviceProfile
 
 FINALISTS = 6
@@ -288,13 +288,22 @@ class Tuner:
             done = self._journal.finished(task.key, bench.fingerprint, self._where)
             if done is not None and len(trials) >= planned.trials:
                 why = str(done.get("why", ""))
-                return Finding(planned, tuple(trials.values()), why=why, resumed=True)
+                record = None if why else self._recorded(task, default)
+                if why or record:
+                    made = tuple(trials.values())
+                    return Finding(planned, made, record=record, why=why, resumed=True)
             if self._noise is None:
                 self._measure_noise(bench)
             self._search(planned, bench, trials, until)
             return self._decide(planned, bench, tuple(trials.values()))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _recorded(self, task: AnyTask, point: Point) -> Record | None:
+        """What the log holds of a task: somebody may have taken it out since."""
+        wanted = record_of(task, point, self._settings, self._machine).identity
+        found = read_records(self._settings.log).records
+        return next((record for record in found if record.identity == wanted), None)
 
     def _measure_noise(self, bench: Bench) -> None:
         self._noise = bench.noise()

@@ -155,8 +155,11 @@ class SuperRecordsLayout(SuperBlockLayout):
 
     def value(self, arrays: Arrays, block: Expr, lane: Expr, k: Expr) -> Expr:
         """A weight's code, int32."""
-        rec = self.records
-        return rec.code(self._load(arrays, block, rec.chunk_at(k)), lane, k % CHUNK)
+        return self.value_of(arrays, block, lane, self.records.chunk_at(k), k % CHUNK)
+
+    def value_of(self, arrays: Arrays, block: Expr, lane: Expr, chunk: Expr, k: Expr) -> Expr:
+        """As `value`, in column `k` of the chunk that starts at byte `chunk`."""
+        return self.records.code(self._load(arrays, block, chunk), lane, k)
 
     def sub(self, arrays: Arrays, block: Expr, group: Expr, lane: Expr) -> Expr:
         """A group's sub-scale, uint8."""

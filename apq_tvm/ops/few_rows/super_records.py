@@ -108,10 +108,12 @@ class RecordsGemm(SpanGemm):
 
         layout = self.layout
         block, at = self.row_block(j), kb * (self.blocking.k_block // UNIT_K) + u
+        # One for all lanes: of a lane's own column TVM does not see that.
+        chunk = layout.records.chunk_at(at * UNIT_K)
         with self.stage("decode", 8, 4 * layout.rows) as (v, e):
             b.reads()
-            k = at * UNIT_K + v * 4 + e % 4
-            code = layout.value(self.weights, block, e // 4, k).astype("uint8")
+            k = at % _CHUNK_UNITS * UNIT_K + v * 4 + e % 4
+            code = layout.value_of(self.weights, block, e // 4, chunk, k).astype("uint8")
             target = [j, u * 8 + v, e // 4, e % 4]
             b.writes(self.decoded[tuple(target)])
             b.buffer_store(self.decoded, code, target)

@@ -145,6 +145,16 @@ def test_bench_model_reports_rivals(folder: Path) -> None:
     assert memory["output_bytes"] == 3 * WIDTH * 4
 
 
+def test_bench_model_compares_two_modules(folder: Path) -> None:
+    shutil.copytree(folder / "small_w8", folder / "other_w8")
+    words = ("bench", "model", "small_w8", "--against", "other_w8", "--seconds", "0")
+    result = report(*words, "--batch", "3", cwd=folder)
+    assert result["dims"] == {"batch": 3} and list(result["rivals"]) == ["other_w8"]
+    assert result["ratio"] == pytest.approx(result["rivals"]["other_w8"] / result["us"])
+    refused = apq("bench", "model", "small_w8", "--against", ".", cwd=folder)
+    assert refused.exit_code == 1 and "is not a compiled module" in refused.stderr
+
+
 def test_bench_profile_reports_every_kernel(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     page = tmp_path / "profile.html"

@@ -32,8 +32,9 @@ def record(kernel: str = GEMV, rows: tuple[int, int] = (1, 1), **changes: object
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def test_a_line_is_read_as_it_was_written() -> None:
-    made = record(decisions={"tile": (5, 2), "prefetch": False, "k_block": 512})
+@pytest.mark.parametrize("decisions", [{"tile": (5, 2), "prefetch": False, "k_block": 512}, {}])
+def test_a_line_is_read_as_it_was_written(decisions: dict[str, object]) -> None:
+    made = record(decisions=decisions)
     assert parse_record(made.line()) == made
 
 

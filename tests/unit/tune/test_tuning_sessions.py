@@ -47,10 +47,13 @@ def run(
     return tune_tasks(planned, PROFILE, Settings(log), [device], observer)
 
 
+def one_is_faster(best: Point) -> FakeDevice:
+    return FakeDevice(lambda name: 800.0 if name == symbol(best) else 1000.0)
+
+
 def test_a_faster_one_becomes_a_record(planned: list[Planned], tmp_path: Path) -> None:
     best = planned[0].space.points[5]
-    device = FakeDevice(lambda name: 800.0 if name == symbol(best) else 1000.0)
-    (finding,) = run(planned, tmp_path / "log.json", device)
+    (finding,) = run(planned, tmp_path / "log.json", one_is_faster(best))
     assert finding.best == best and finding.record is not None
     (record,) = read_records(tmp_path / "log.json").records
     assert record.line() == finding.record.line()
@@ -76,11 +79,25 @@ def test_wrong_and_slower_ones_never_do(planned: list[Planned], tmp_path: Path) 
 
 
 def test_a_finished_session_repeats_nothing(planned: list[Planned], tmp_path: Path) -> None:
-    log, first, again = tmp_path / "log.json", FakeDevice(), FakeDevice()
-    run(planned, log, first)
-    heard = Heard()
-    (finding,) = run(planned, log, again, heard)
-    assert finding.resumed and again.runs == 0 and not heard.tries
+    log, again, heard = tmp_path / "log.json", FakeDevice(), Heard()
+    for first in (FakeDevice(), one_is_faster(planned[0].space.points[5])):
+        run(planned, log, first)
+        (finding,) = run(planned, log, again, heard)
+        assert finding.resumed and again.runs == 0 and not heard.tries
+        records = read_records(log).records
+        assert records == ((finding.record,) if finding.record else ())
+        log, again = tmp_path / "other.json", FakeDevice()
+    assert finding.record
+
+
+def test_a_record_that_was_taken_out_is_found_again(planned: list[Planned], tmp_path: Path) -> None:
+    log, heard = tmp_path / "log.json", Heard()
+    fast = planned[0].space.points[5]
+    run(planned, log, one_is_faster(fast))
+    log.unlink()
+    (finding,) = run(planned, log, one_is_faster(fast), heard)
+    assert not finding.resumed and not heard.tries and finding.best == fast
+    assert len(read_records(log).records) == 1
 
 
 def test_a_session_goes_on_where_it_was_killed(planned: list[Planned], tmp_path: Path) -> None:
