@@ -10,7 +10,7 @@ model cannot be compiled for this device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -132,12 +132,23 @@ def choose(
         return tuple(chosen)
     mine = {kernel.name: kernel for kernel, _, _ in fitting}
     advice = records.advice(spec, mine, profile)
-    return tuple(piece for choice in chosen for piece in _advised(choice, advice, mine))
+    return tuple(_joined(piece for choice in chosen for piece in _advised(choice, advice, mine)))
+
+
+def _joined(pieces: Iterable[KernelChoice]) -> list[KernelChoice]:
+    """Ranges of rows, those that follow each other and differ in nothing else as one."""
+    made: list[KernelChoice] = []
+    for piece in pieces:
+        if made and replace(made[-1], m_max=piece.m_max) == replace(piece, m_min=made[-1].m_min):
+            made[-1] = replace(made[-1], m_max=piece.m_max)
+        else:
+            made.append(piece)
+    return made
 
 
 def _advised(
     choice: KernelChoice, advice: Sequence[Advice], kernels: Mapping[str, LinearKernel]
-) -> list[KernelChoice]:
+) -> Iterator[KernelChoice]:
     """A choice cut into ranges of rows by what records say, the first that holds for each."""
     fit = [a for a in advice if kernels[a.kernel].width == choice.width]
     last = choice.m_max if choice.m_max >= 0 else math.inf
@@ -145,7 +156,6 @@ def _advised(
     for each in fit:
         low, high = max(each.rows[0], kernels[each.kernel].m_tile), each.rows[1]
         starts |= {m for m in (low, high + 1) if m > 0 and choice.m_min < m <= last}
-    made: list[KernelChoice] = []
     ends = [*sorted(starts)[1:], 0]
     for start, after in zip(sorted(starts), ends, strict=True):
         end = after - 1 if after else choice.m_max
@@ -157,11 +167,7 @@ def _advised(
                     piece, kernel=each.kernel, decisions=each.decisions, source=each.source
                 )
                 break
-        if made and replace(made[-1], m_max=end) == replace(piece, m_min=made[-1].m_min):
-            made[-1] = replace(made[-1], m_max=end)
-        else:
-            made.append(piece)
-    return made
+        yield piece
 
 
 def _cover(

@@ -128,7 +128,7 @@ class Records:
         profile : DeviceProfile
         """
         found = []
-        for distance, record in self._near(spec):
+        for distance, record in self._near(spec, profile.cores):
             kernel = kernels.get(record.kernel)
             if kernel is None or not self._is_current(record, spec, kernel, profile):
                 continue
@@ -142,8 +142,9 @@ class Records:
             found.append(Advice(record.kernel, decisions, record.rows, source))
         return found
 
-    def _near(self, spec: LinearSpec) -> list[tuple[float, Record]]:
-        """Records of the scheme by their distance: timed before static, sure before likely."""
+    def _near(self, spec: LinearSpec, cores: int) -> list[tuple[float, Record]]:
+        """Records of the scheme by their distance: timed before static, of as many threads as the
+        module starts with before others, sure before likely."""
         scheme = str(spec.scheme) if spec.scheme else "float"
         near = []
         for record in self.records:
@@ -159,7 +160,8 @@ class Records:
             distance, record = entry
             low, high = record.rows
             narrow = high - low if high >= 0 else math.inf
-            return record.how != TIMED, distance, narrow, -record.interval[0], record.line()
+            shared = abs(math.log2(record.threads / cores))
+            return record.how != TIMED, distance, shared, narrow, -record.interval[0], record.line()
 
         return sorted(near, key=order)
 

@@ -8,6 +8,7 @@ what a compilation makes of them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -54,6 +55,9 @@ class Record:
     interval : (float, float)
         Of the ratio, with 95 % confidence.
     threads : int
+    weights : int
+        Bytes of weights that calls took in turns, those of the model that was tuned: more than a
+        cache holds come from behind it. 0 is out of all caches.
     how : str
         `TIMED` or `STATIC`.
     machine, date : str
@@ -74,6 +78,7 @@ class Record:
     ratio: float = 1.0
     interval: tuple[float, float] = (1.0, 1.0)
     threads: int = 1
+    weights: int = 0
     how: str = TIMED
     machine: str = ""
     date: str = ""
@@ -108,7 +113,8 @@ def _plain(record: Record) -> dict[str, Any]:
     fields = {
         "op": record.op, "n": record.n, "k": record.k, "scheme": record.scheme,
         "details": dict(record.details), "width": record.width, "rows": list(record.rows),
-        "threads": record.threads, "kernel": record.kernel, "decisions": dict(record.decisions),
+        "threads": record.threads, "weights": record.weights,
+        "kernel": record.kernel, "decisions": dict(record.decisions),
         "ratio": round(record.ratio, 4), "interval": [round(v, 4) for v in record.interval],
         "how": record.how, "machine": record.machine, "date": record.date,
         "versions": dict(record.versions), "schedule": record.schedule,
@@ -118,7 +124,7 @@ def _plain(record: Record) -> dict[str, Any]:
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "op": str, "n": int, "k": int, "scheme": str, "details": dict, "width": int,
-    "rows": list, "threads": int,
+    "rows": list, "threads": int, "weights": int,
     "kernel": str, "decisions": dict, "ratio": (int, float), "interval": list, "how": str,
     "machine": str, "date": str, "versions": dict, "schedule": str,
 }  # fmt: skip
@@ -147,11 +153,16 @@ def parse_record(line: str) -> Record:
         raise ValueError(f"op: {words['op']!r} is neither {LINEAR} nor {FUNCTION}")
     if words.get("how", TIMED) not in (TIMED, STATIC):
         raise ValueError(f"how: {words['how']!r} is neither {TIMED} nor {STATIC}")
+    for name, least in (("n", 0), ("k", 0), ("width", 0), ("weights", 0), ("threads", 1)):
+        if words.get(name, least) < least:
+            raise ValueError(f"{name}: {words[name]} is less than {least}")
     rows, interval = words.get("rows", [1, -1]), words["interval"]
     if len(rows) != 2 or not all(isinstance(r, int) for r in rows) or rows[0] < 1:
         raise ValueError(f"rows: {rows!r} is no range of rows")
     if len(interval) != 2 or not all(isinstance(v, int | float) for v in interval):
         raise ValueError(f"interval: {interval!r} is no pair of numbers")
+    if not all(math.isfinite(v) for v in (words["ratio"], *interval)):
+        raise ValueError(f"ratio: {words['ratio']}, {interval} are not all finite")
     given = {
         **words,
         "rows": tuple(rows),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from apq_tvm.errors import BadInput, DeviceFailed
+from apq_tvm.quantizers.stored import storage
 from apq_tvm.schedules.recorded import LOG
 from apq_tvm.tune.budget import Planned, share_out
 from apq_tvm.tune.device import Device
@@ -157,9 +158,15 @@ def prepare(request: Request) -> Session:
     deadline = time.monotonic() + 60 * request.minutes if request.minutes is not None else None
     settings = Settings(
         Path(request.log) if request.log is not None else log_path(profile.name, LOG),
-        threads, request.seed, deadline,
+        threads, 0 if request.model is None else weights_read(plans[0]), request.seed, deadline,
     )  # fmt: skip
     return Session(planned, profile, settings)
+
+
+def weights_read(plan: KernelPlan) -> int:
+    """Bytes of weights that a run of the model reads: of tables of embeddings it takes few rows."""
+    stored = storage(plan.quantized)
+    return max(stored.linear.nbytes, stored.all.nbytes - stored.embedding.nbytes)
 
 
 def plan_of(

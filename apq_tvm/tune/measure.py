@@ -104,6 +104,9 @@ class Bench:
     device : Device
     folder : Path
         For programs and data.
+    default : Point
+    weights : int
+        Bytes of weights that calls take in turns, at most the device's `cold_bytes`; 0 for those.
 
     Raises
     ------
@@ -120,9 +123,11 @@ class Bench:
         device: Device,
         folder: Path,
         default: Point,
+        weights: int = 0,
     ) -> None:
         self._workshop, self._linker = workshop, linker
         self._device, self._folder, self.default = device, folder, default
+        self._cold_bytes = min(weights or device.cold_bytes, device.cold_bytes)
         ((_, built),) = workshop.build([default])
         if isinstance(built, str):
             raise DefaultFailed(f"{workshop.task.name}: the default {built}")
@@ -209,7 +214,7 @@ class Bench:
         name = f"batch{next(self._numbers)}"
         program, objects = self._linker.link(name, batch.functions(), kernels)
         data = self._folder / f"{name}.data"
-        batch.write(data, self._device.cold_bytes)
+        batch.write(data, self._cold_bytes)
         runs = _Runs(Report(), {}, tell)
         left = list(range(1, len(candidates)))
         try:

@@ -120,6 +120,9 @@ class Settings:
         Where records go; trials go beside it.
     threads : int
         That candidates are timed with.
+    weights : int
+        Bytes of the model's weights, which calls take in turns as it does; 0: they come from behind
+        all caches.
     seed : int
         Of what is drawn at random.
     deadline : float or None
@@ -130,6 +133,7 @@ class Settings:
 
     log: Path
     threads: int = 1
+    weights: int = 0
     seed: int = 0
     deadline: float | None = None
     clock: Callable[[], float] = field(default=time.monotonic, compare=False)
@@ -248,7 +252,8 @@ class Tuner:
         self._journal = Journal(settings.log)
         machine = device.describe()
         self._machine = machine if device.speed else f"{machine} (emulated)"
-        self._where = f"{self._machine}, {settings.threads} threads"
+        among = f", {settings.weights} bytes of weights" if settings.weights else ""
+        self._where = f"{self._machine}, {settings.threads} threads{among}"
         self._noise: Ratio | None = None
 
     def tune(self, planned: Planned, left: Sequence[Planned]) -> Finding:
@@ -281,7 +286,8 @@ class Tuner:
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         try:
             workshop = workshop_of(task, folder, self._settings.threads)
-            bench = Bench(workshop, self._linker, self._device, folder, default)
+            weights = self._settings.weights
+            bench = Bench(workshop, self._linker, self._device, folder, default, weights)
             known = self._journal.trials(task.key, bench.fingerprint, self._where)
             trials = {trial.point: trial for trial in known if trial.point in set(space.points)}
             self._observer.begin(planned, len(trials))
@@ -387,7 +393,7 @@ def record_of(
     shape = task.layer if isinstance(task, Task) and task.op == LINEAR else {}
     return Record(
         task.op, point.kernel, task.answers(point), task.schedule_of(point), **shape, **found,
-        threads=settings.threads, machine=machine, date=date.today().isoformat(),
+        threads=settings.threads, weights=settings.weights, machine=machine, date=date.today().isoformat(),
         versions=versions(),
     )  # fmt: skip
 

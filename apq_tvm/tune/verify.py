@@ -146,7 +146,7 @@ def _verdict(
 ) -> Verdict:
     point = task.point(record.kernel, Nearly(record.decisions))
     workshop = workshop_of(task, folder, record.threads)
-    bench = Bench(workshop, linker, device, folder, _default(task))
+    bench = Bench(workshop, linker, device, folder, _default(task), record.weights)
     (trial,) = bench.trials([point])
     if trial.status != "ok":
         return Verdict(record, False, None, f"{trial.status}: {trial.why}")

@@ -49,6 +49,9 @@ def test_a_line_is_read_as_it_was_written(decisions: dict[str, object]) -> None:
         (record().line().replace('"timed"', '"guessed"'), "neither timed nor static"),
         (record().line().replace('"rows": [1, 1]', '"rows": [0]'), "no range of rows"),
         (record().line().replace("{", '{"new": 1, ', 1), "no such field"),
+        (record().line().replace('"n": 1024', '"n": -1024'), "n: -1024 is less than 0"),
+        (record().line().replace('"threads": 1', '"threads": 0'), "threads: 0 is less than 1"),
+        (record().line().replace('"ratio": 1.2', '"ratio": NaN'), "not all finite"),
     ],
 )
 def test_other_lines_are_remarked_and_passed_over(line: str, message: str, tmp_path: Path) -> None:
@@ -93,7 +96,8 @@ def chosen(
 def test_a_record_holds_for_its_rows() -> None:
     plain = chosen()
     made = chosen(record(GEMM, (46, -1), decisions={"m_tiles": 8}))
-    assert [(k, low) for k, low, *_ in made] == [*((k, low) for k, low, *_ in plain), (GEMM, 46)]
+    few = [(k, low) for k, low, *_ in plain if k != GEMM]
+    assert [(k, low) for k, low, *_ in made] == [*few, (GEMM, 46)]
     *_, (_, _, high, decisions, source) = made
     assert high == -1 and decisions["m_tiles"] == 8
     assert source.startswith("record: 1.20 times the default (1.10 to 1.30), m")
@@ -132,6 +136,14 @@ def test_a_record_of_another_schedule_says_nothing() -> None:
 def test_a_timed_record_wins() -> None:
     static = record(decisions={"streams": 2}, how="static", interval=(3.0, 3.0))
     assert chosen(static, record())[0][3]["streams"] == 1
+
+
+def test_as_many_threads_as_the_module_starts_with_come_first() -> None:
+    alone = record(decisions={"streams": 1}, interval=(1.25, 1.3))
+    shared = record(decisions={"streams": 2}, threads=PROFILE.cores)
+    for records in ((alone, shared), (shared, alone)):
+        assert chosen(*records)[0][3]["streams"] == 2
+    assert chosen(alone)[0][3]["streams"] == 1
 
 
 def test_a_record_may_name_another_kernel() -> None:

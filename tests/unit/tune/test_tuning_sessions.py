@@ -12,14 +12,14 @@ from fake_device import FakeDevice
 from fake_workshop import symbol
 
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.tune.api import plan_of
+from apq_tvm.tune.api import plan_of, weights_read
 from apq_tvm.tune.budget import Planned, share_out
 from apq_tvm.tune.journal import Journal, add_records
 from apq_tvm.tune.measure import OK, Trial
 from apq_tvm.tune.session import Finding, Quiet, Settings, tune_tasks
 from apq_tvm.tune.space import Point
 from apq_tvm.tune.tasks import extract
-from apq_tvm.tuning_logs.records import Record, read_records
+from apq_tvm.tuning_logs.records import Record, parse_record, read_records
 
 PROFILE = find_profile("znver4")
 
@@ -172,6 +172,26 @@ def test_trials_of_another_machine_are_not_these(tmp_path: Path) -> None:
     journal.add("t", "s", "here", [Trial(point, OK, 1.5, 10.0)])
     assert journal.trials("t", "s", "here")[0].point == point
     assert not journal.trials("t", "s", "there") and not journal.trials("t", "other", "here")
+
+
+def test_where_weights_come_from_is_part_of_a_trial(
+    planned: list[Planned], tmp_path: Path
+) -> None:
+    log, far = tmp_path / "log.json", FakeDevice()
+    fast = planned[0].space.points[5]
+    run(planned, log, FakeDevice())
+    settings = Settings(log, weights=3_000_000)
+    (finding,) = tune_tasks(planned, PROFILE, settings, [one_is_faster(fast)])
+    assert not finding.resumed
+    (record,) = read_records(log).records
+    assert record.weights == 3_000_000 and parse_record(record.line()) == record
+    (finding,) = tune_tasks(planned, PROFILE, settings, [far])
+    assert finding.resumed and far.runs == 0
+
+
+def test_a_run_reads_all_weights_but_those_of_embeddings() -> None:
+    (plan,) = plan_of(None, "znver4", "W4A8g32", [(256, 128)])
+    assert weights_read(plan) == 256 * 128 * 4.5 / 8
 
 
 def write_some(path: str, first: int) -> None:
