@@ -163,9 +163,9 @@ def _advised(
         for each in fit:
             low, high = max(each.rows[0], kernels[each.kernel].m_tile), each.rows[1]
             if low <= start and (high < 0 or 0 <= end <= high):
-                piece = replace(
-                    piece, kernel=each.kernel, decisions=each.decisions, source=each.source
-                )
+                piece = replace(piece, source=each.source)
+                if not each.stays:
+                    piece = replace(piece, kernel=each.kernel, decisions=each.decisions)
                 break
         yield piece
 

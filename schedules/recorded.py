@@ -1,8 +1,9 @@
 """What a compilation makes of the tuner's records (`apq_tvm.tuning_logs.records`).
 
-A record holds for a layer of its own shape and scheme; layers without one take the decisions of the
-nearest shape that has one; all others the defaults. A record whose default schedule is not today's
-(`fingerprint`) says nothing. Which it was, and why, is text that the manifest keeps.
+A record holds for a layer of its own shape and scheme, also one that says that nothing is faster
+than the default; layers without one take the decisions of the nearest shape that has some; all
+others the defaults. A record whose default schedule is not today's (`fingerprint`) says nothing.
+Which it was, and why, is text that the manifest keeps.
 """
 
 from __future__ import annotations
@@ -70,12 +71,15 @@ class Advice:
     rows : (int, int)
     source : str
         Which record it is, and what it found.
+    stays : bool
+        Nothing faster was found: what is chosen without records is.
     """
 
     kernel: str
     decisions: tuple[tuple[str, Any], ...]
     rows: tuple[int, int]
     source: str
+    stays: bool = False
 
 
 class Records:
@@ -132,6 +136,8 @@ class Records:
             kernel = kernels.get(record.kernel)
             if kernel is None or not self._is_current(record, spec, kernel, profile):
                 continue
+            if record.is_default and distance > 0:
+                continue
             taken = kernel.choose(spec, profile, Nearly(record.decisions)).decisions
             default = kernel.choose(spec, profile, Defaults()).decisions
             same = all(taken.get(name) == v for name, v in record.decisions.items())
@@ -139,7 +145,7 @@ class Records:
             partly = "" if same or distance == 0 else ", as far as its decisions are possible here"
             decisions = () if taken == default else tuple(taken.items())
             source = f"{exact}: {record.tells()}{partly}"
-            found.append(Advice(record.kernel, decisions, record.rows, source))
+            found.append(Advice(record.kernel, decisions, record.rows, source, record.is_default))
         return found
 
     def _near(self, spec: LinearSpec, cores: int) -> list[tuple[float, Record]]:

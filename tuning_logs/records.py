@@ -24,6 +24,10 @@ LINEAR, FUNCTION = "linear", "function"
 """What it is of: a kernel of linear layers, or any other function of a module."""
 
 
+DEFAULT = (1.0, 1.0)
+"""Interval of a record that says that the default stays."""
+
+
 @dataclass(frozen=True)
 class Record:
     """One finding.
@@ -85,6 +89,11 @@ class Record:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def is_default(self) -> bool:
+        """Whether nothing faster was found: then it keeps records of other shapes away."""
+        return not self.decisions and self.interval == DEFAULT
+
+    @property
     def identity(self) -> tuple[Any, ...]:
         """Records of one identity answer one question: the better of two is kept."""
         what = (self.schedule, self.kernel) if self.op == FUNCTION else ("", "")
@@ -102,6 +111,8 @@ class Record:
 
     def tells(self) -> str:
         """What was found and where, in words."""
+        if self.is_default:
+            return f"nothing faster was found, {self.machine}, {self.threads} threads, {self.date}"
         low, high = self.interval
         sure = f"{self.ratio:.2f} times the default ({low:.2f} to {high:.2f})"
         what = sure if self.how == TIMED else f"{self.ratio:.2f} times the default, not timed"

@@ -223,24 +223,16 @@ def bench_model(
         onnxruntime, which is to run the ONNX file, is not installed.
     """
     progress = progress or Silent()
-    package, beside_module = load_module(module), Path(against).is_dir()
-    if not beside_module:
+    if not Path(against).is_dir():
         require("onnxruntime")
+    package = load_module(module)
     with progress.stage("bench", 4), tempfile.TemporaryDirectory(prefix="apq-bench-") as folder:
         progress.advance("inputs")
-        if beside_module:
-            specs = ports(Path(module), read_manifest(module))
-        else:
-            specs = specs_of(open_session(against))
-        sizes, call = one_call(specs, batch, seq, dims, inputs)
+        sizes, call = one_call(_specs(module, against), batch, seq, dims, inputs)
         count = threads or package.num_threads()
         package.set_num_threads(count)
         progress.advance("rivals")
-        rivals, refused = (
-            (_other_module(against, call, count), {})
-            if beside_module
-            else _rivals(against, count, Path(folder))
-        )
+        rivals, refused = _rivals(against, call, count, Path(folder))
         progress.advance("timing")
         _check_call(package, call, made_up=inputs is None)
         candidates = _candidates(package, call, bits, rivals)
@@ -258,18 +250,22 @@ def bench_model(
     }
 
 
-def _other_module(folder: AnyPath, call: Batch, threads: int) -> dict[str, Callable[[Batch], Any]]:
-    """Another module, which must take the inputs."""
-    other = load_module(folder)
-    other.set_num_threads(threads)
-    call_module(other, call)
-    return {str(folder): other.run}
+def _specs(module: AnyPath, against: AnyPath) -> Sequence[TensorSpec]:
+    """The inputs: of the ONNX file, which has those that a module has no use for too."""
+    if Path(against).is_dir():
+        return ports(module, read_manifest(module))
+    return specs_of(open_session(against))
 
 
 def _rivals(
-    model: AnyPath, threads: int, folder: Path
+    model: AnyPath, call: Batch, threads: int, folder: Path
 ) -> tuple[dict[str, Callable[[Batch], Any]], dict[str, str]]:
     """What runs the model beside the module, and why others do not."""
+    if Path(model).is_dir():
+        other = load_module(model)
+        other.set_num_threads(threads)
+        call_module(other, call)
+        return {str(model): other.run}, {}
     rivals: dict[str, Callable[[Batch], Any]] = {}
     refused: dict[str, str] = {}
 

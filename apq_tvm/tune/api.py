@@ -18,7 +18,7 @@ from apq_tvm.tune.functions.graph import AnyTask, extract_functions
 from apq_tvm.tune.local import Local
 from apq_tvm.tune.scratch import scratch_folder
 from apq_tvm.tune.session import Finding, Observer, Quiet, Settings, check_ready, tune_tasks
-from apq_tvm.tune.space import alone
+from apq_tvm.tune.space import unshared
 from apq_tvm.tune.tasks import DEFAULT_ROWS, extract
 from apq_tvm.tuning_logs import log_path
 from apq_tvm.types import AnyPath, DeviceProfile, DimSizes, KernelPlan, Scheme
@@ -151,7 +151,7 @@ def prepare(request: Request) -> Session:
         sizes = {n: size for n, size in (request.dims or {}).items() if isinstance(size, int)}
         tasks += extract_functions(plans[0], sizes)
     threads = request.threads or profile.cores
-    spaces = {task: task.space() if threads > 1 else alone(task.space()) for task in tasks}
+    spaces = {task: unshared(task.space()) for task in tasks}
     planned = share_out(spaces, request.trials, request.minutes)
     if not planned:
         raise BadInput("there is nothing to tune: no linear layer has a choice on this device")

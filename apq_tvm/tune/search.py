@@ -101,8 +101,8 @@ class Boosted:
         ranked = sorted(rest, key=lambda p: -(score[p] + (0.05 if p in changed else 0.0)))
         explored = sum(self._random.random() < EXPLORED for _ in range(count))
         chosen = ranked[: count - explored]
-        known = {*tried, *chosen}
-        return chosen + self._draw.propose(explored, dict.fromkeys(known, 0.0))
+        known = {**tried, **dict.fromkeys(chosen, 0.0)}
+        return chosen + self._draw.propose(explored, known)
 
     def _fitted(self, tried: Mapping[Point, float]) -> dict[Point, float]:
         """What trees that were fitted to the trials make of every point, from 0 to 1."""

@@ -29,7 +29,7 @@ from apq_tvm.tune.scratch import scratch_folder
 from apq_tvm.tune.search import BATCH, best_of, needs_trees, search_for
 from apq_tvm.tune.space import Point, Space
 from apq_tvm.tune.tasks import Task
-from apq_tvm.tuning_logs.records import LINEAR, Record, read_records
+from apq_tvm.tuning_logs.records import DEFAULT, LINEAR, Record, read_records
 from apq_tvm.types import DeviceProfile
 
 FINALISTS = 6
@@ -293,10 +293,12 @@ class Tuner:
             self._observer.begin(planned, len(trials))
             done = self._journal.finished(task.key, bench.fingerprint, self._where)
             if done is not None and len(trials) >= planned.trials:
-                why = str(done.get("why", ""))
-                record = None if why else self._recorded(task, default)
-                if why or record:
-                    made = tuple(trials.values())
+                why, made = str(done.get("why", "")), tuple(trials.values())
+                record = self._recorded(task, default)
+                if why and record is None:
+                    self._keep_default(task, default)
+                if why or record is not None:
+                    record = None if why else record
                     return Finding(planned, made, record=record, why=why, resumed=True)
             if self._noise is None:
                 self._measure_noise(bench)
@@ -310,6 +312,14 @@ class Tuner:
         wanted = record_of(task, point, self._settings, self._machine).identity
         found = read_records(self._settings.log).records
         return next((record for record in found if record.identity == wanted), None)
+
+    def _keep_default(self, task: AnyTask, default: Point) -> None:
+        """Record that nothing is faster: else the record of a shape that is near would decide."""
+        if task.op == LINEAR and self._device.speed:
+            made = record_of(
+                task, default, self._settings, self._machine, ratio=1.0, interval=DEFAULT
+            )
+            add_records(self._settings.log, [made])
 
     def _measure_noise(self, bench: Bench) -> None:
         self._noise = bench.noise()
@@ -379,6 +389,8 @@ class Tuner:
                 ratio=ratio.value, interval=(ratio.low, ratio.high),
             )  # fmt: skip
             add_records(self._settings.log, [record])
+        elif len(trials) >= planned.trials:
+            self._keep_default(planned.task, planned.space.points[0])
         task = planned.task
         told = {"why": why, "ratio": round(ratio.value, 4) if ratio else 0}
         self._journal.end(task.key, bench.fingerprint, self._where, **told)
@@ -393,8 +405,8 @@ def record_of(
     shape = task.layer if isinstance(task, Task) and task.op == LINEAR else {}
     return Record(
         task.op, point.kernel, task.answers(point), task.schedule_of(point), **shape, **found,
-        threads=settings.threads, weights=settings.weights, machine=machine, date=date.today().isoformat(),
-        versions=versions(),
+        threads=settings.threads, weights=settings.weights, machine=machine,
+        date=date.today().isoformat(), versions=versions(),
     )  # fmt: skip
 
 

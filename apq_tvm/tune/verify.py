@@ -152,6 +152,8 @@ def _verdict(
         return Verdict(record, False, None, f"{trial.status}: {trial.why}")
     if not device.speed:
         return Verdict(record, True, None, "emulated: not timed")
+    if record.is_default:
+        return Verdict(record, True, None, "the default")
     ratio = bench.last(point, CONFIDENCE)
     slower = f"slower than the default: {ratio.value:.3f}" if ratio.high < SLOWER else ""
     return Verdict(record, True, ratio, slower)

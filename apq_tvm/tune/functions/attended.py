@@ -82,7 +82,9 @@ def inputs_of(func: Any, shapes: Sequence[Shape], seed: int) -> list[list[Array]
     of_keys, of_values, *rest = shapes[first:]
     sets = []
     for size, kind in ((1.0, "some"), (20.0, "causal"), (0.0, "all"), (1.0, "first")):
-        arrays = [size * rng.standard_normal(shape) for shape in shapes[:first]]
+        # Of what makes q the first is as large; products with rotations' cosines stay so.
+        arrays = [rng.standard_normal(shape) for shape in shapes[:first]]
+        arrays[0] *= size
         values = rng.standard_normal(of_values)
         tokens = of_values[spec.order_values[0]]
         keys = rng.standard_normal((of_keys[0] * PACK, *of_keys[1:-1]))

@@ -19,7 +19,7 @@ from apq_tvm.schedules.devices import find_profile, linear_kernels
 from apq_tvm.schedules.graph.rewrites.loops import elements, grain_of, parallel_when, with_grain
 from apq_tvm.schedules.recorded import fingerprint
 from apq_tvm.tune.api import plan_of
-from apq_tvm.tune.space import alone
+from apq_tvm.tune.space import unshared
 from apq_tvm.tune.tasks import extract
 
 SOURCE = Path(__file__).parent / "c" / "grain.c"
@@ -73,11 +73,11 @@ def test_a_linear_layer_asks_for_it() -> None:
             assert grain_of(kernel.scheduled(choice)) == (4 if asked else 1)
 
 
-def test_one_thread_does_not_search_it() -> None:
+def test_the_tuner_does_not_search_it() -> None:
     for n, decided in ((512, 2), (64, 1)):
         (plan,) = plan_of(None, "znver4", "W8A8", [(n, 512)])
         space = next(task for task in extract(plan, [1]) if task.op == "linear").space()
-        kept = alone(space).points
+        kept = unshared(space).points
         assert len(space.points) == decided * len(kept) and kept[0] == space.points[0]
         assert all(dict(point.decisions).get("grain", 1) == 1 for point in kept)
 

@@ -119,6 +119,22 @@ def test_the_nearest_shape_answers_where_there_is_no_record() -> None:
     assert not first[4]
 
 
+def test_where_nothing_was_faster_no_other_shape_decides() -> None:
+    near = record(n=2048, schedule=default_of_kernel(
+        replace(SPEC, n=2048), by_name(KERNELS)[GEMV], PROFILE
+    ))  # fmt: skip
+    (first, *_) = chosen(near)
+    assert first[3]["streams"] == 1
+    kept = record(decisions={}, ratio=1.0, interval=(1.0, 1.0))
+    (first, *others) = chosen(near, kept)
+    assert not first[3] and first[4].startswith("record: nothing faster was found, m")
+    plain = chosen()
+    assert [c[:3] for c in (first, *others)] == [c[:3] for c in plain]
+    # Nor is it more than a default: thresholds that were found since say which kernel that is.
+    old = replace(kept, kernel=GEMM, rows=(5, 64), schedule=record(GEMM).schedule)
+    assert [c[0] for c in chosen(old) if 5 <= c[1] <= 64] == ["gemv_W4A8_vpdpbusd512_r16m4"]
+
+
 def test_a_decision_of_a_near_shape_may_be_impossible() -> None:
     (first, *_) = chosen(record(decisions={"streams": 64}), spec=replace(SPEC, n=2048))
     assert not first[3] and "as far as its decisions are possible" in first[4]
