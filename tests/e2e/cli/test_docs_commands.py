@@ -57,7 +57,9 @@ SMALLER = {
 }
 """What is added to commands: the last of repeated options counts."""
 
-ARM = re.compile(r"--target (graviton|arm-|cortex)|bench static-model")
+ARM = re.compile(r"--target (graviton|arm-|cortex)|bench (static-model|rank)")
+"""Commands that want what ``make arm-tools`` installs."""
+
 TOOLS = ("pkg-config", "cmake")
 
 CLANG = """#!/bin/sh
@@ -175,7 +177,7 @@ def test_commands_for_arm(document: Path, folder: Path) -> None:
     for tool in (COMPILERS["aarch64"], EMULATORS["aarch64"]):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not on PATH: {INSTALL}")
-    if "bench static" in document.read_text(encoding="utf-8"):
+    if re.search("bench (static|rank)", document.read_text(encoding="utf-8")):
         try:
             find_analyser("neoverse-v1")
         except BadInput as error:
