@@ -133,10 +133,10 @@ class Records:
         """
         found = []
         for distance, record in self._near(spec, profile.cores):
+            if record.is_default and distance > 0:
+                continue
             kernel = kernels.get(record.kernel)
             if kernel is None or not self._is_current(record, spec, kernel, profile):
-                continue
-            if record.is_default and distance > 0:
                 continue
             taken = kernel.choose(spec, profile, Nearly(record.decisions)).decisions
             default = kernel.choose(spec, profile, Defaults()).decisions

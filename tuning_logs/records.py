@@ -23,7 +23,6 @@ TIMED, STATIC = "timed", "static"
 LINEAR, FUNCTION = "linear", "function"
 """What it is of: a kernel of linear layers, or any other function of a module."""
 
-
 DEFAULT = (1.0, 1.0)
 """Interval of a record that says that the default stays."""
 
@@ -80,7 +79,7 @@ class Record:
     width: int = 0
     rows: tuple[int, int] = (1, -1)
     ratio: float = 1.0
-    interval: tuple[float, float] = (1.0, 1.0)
+    interval: tuple[float, float] = DEFAULT
     threads: int = 1
     weights: int = 0
     how: str = TIMED
@@ -141,6 +140,10 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 
 
+_MOST = (1 << 63) - 1
+"""Of a size: what is larger is none, and no float either."""
+
+
 def parse_record(line: str) -> Record:
     """Read one line.
 
@@ -167,6 +170,8 @@ def parse_record(line: str) -> Record:
     for name, least in (("n", 0), ("k", 0), ("width", 0), ("weights", 0), ("threads", 1)):
         if words.get(name, least) < least:
             raise ValueError(f"{name}: {words[name]} is less than {least}")
+        if words.get(name, least) > _MOST:
+            raise ValueError(f"{name}: is more than {_MOST}")
     rows, interval = words.get("rows", [1, -1]), words["interval"]
     if len(rows) != 2 or not all(isinstance(r, int) for r in rows) or rows[0] < 1:
         raise ValueError(f"rows: {rows!r} is no range of rows")
@@ -223,7 +228,7 @@ def read_records(path: Path) -> RecordFile:
             continue
         try:
             records.append(parse_record(line))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             remarks.append(f"{path}:{number}: not a record, passed over: {error}")
     return RecordFile(tuple(records), tuple(remarks))
 

@@ -295,11 +295,12 @@ class Tuner:
             if done is not None and len(trials) >= planned.trials:
                 why, made = str(done.get("why", "")), tuple(trials.values())
                 record = self._recorded(task, default)
-                if why and record is None:
-                    self._keep_default(task, default)
-                if why or record is not None:
-                    record = None if why else record
-                    return Finding(planned, made, record=record, why=why, resumed=True)
+                if why:
+                    if record is None:
+                        self._keep_default(task, default)
+                    return Finding(planned, made, why=why, resumed=True)
+                if record is not None:
+                    return Finding(planned, made, record=record, resumed=True)
             if self._noise is None:
                 self._measure_noise(bench)
             self._search(planned, bench, trials, until)

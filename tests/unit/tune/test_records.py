@@ -52,6 +52,9 @@ def test_a_line_is_read_as_it_was_written(decisions: dict[str, object]) -> None:
         (record().line().replace('"n": 1024', '"n": -1024'), "n: -1024 is less than 0"),
         (record().line().replace('"threads": 1', '"threads": 0'), "threads: 0 is less than 1"),
         (record().line().replace('"ratio": 1.2', '"ratio": NaN'), "not all finite"),
+        (record().line().replace('"n": 1024', f'"n": {10**400}'), "n: is more than"),
+        (record().line().replace('"threads": 1', f'"threads": {10**400}'), "threads: is more than"),
+        (record().line().replace('"ratio": 1.2', f'"ratio": {10**400}'), "too large"),
     ],
 )
 def test_other_lines_are_remarked_and_passed_over(line: str, message: str, tmp_path: Path) -> None:
