@@ -60,6 +60,8 @@ def convert(model: onnx.ModelProto, opset: int) -> tuple[onnx.ModelProto, Aside]
     model.graph.initializer.extend(w for w in weights if w.ByteSize() <= LARGEST_WEIGHT)
     converted = onnx.ModelProto.FromString(_run(model.SerializeToString(), opset))
     converted.graph.initializer.extend(large)
+    if opset < 7:
+        _by_channel(converted.graph)
     return _asymmetric(converted), aside
 
 
@@ -91,6 +93,24 @@ def _run(data: bytes, opset: int) -> bytes:
         f"the model has opset {opset}, older than {OLDEST_OPSET}, and onnx cannot convert it "
         f"({reason}); export it again with a newer opset"
     )
+
+
+def _by_channel(graph: onnx.GraphProto) -> None:
+    """Slopes of PRelu as opset 6 meant them, one a channel: axis 1, not the last."""
+    from onnx import helper
+
+    known = {v.name: len(v.type.tensor_type.shape.dim) for v in (*graph.input, *graph.value_info)}
+    nodes = []
+    for at, node in enumerate(graph.node):
+        if node.op_type == "PRelu" and known.get(node.input[1]) == 1:
+            behind = list(range(1, known.get(node.input[0], 0) - 1))
+            if behind:
+                slope = f"{node.input[1]}.slope{at}"
+                nodes.append(helper.make_node("Unsqueeze", [node.input[1]], [slope], axes=behind))
+                node.input[1] = slope
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _asymmetric(model: onnx.ModelProto) -> onnx.ModelProto:

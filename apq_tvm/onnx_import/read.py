@@ -16,7 +16,7 @@ from apq_tvm.errors import ImportFailed, UnsupportedModel
 from apq_tvm.onnx_import.checks.functions import check_count, check_functions
 from apq_tvm.onnx_import.checks.nodes import check_node
 from apq_tvm.onnx_import.checks.sizes import LARGEST_DIM, MOST_AXES
-from apq_tvm.onnx_import.control.bodies import Body, captured_by, with_captures
+from apq_tvm.onnx_import.control.bodies import BODIES, Body, captured_by, with_captures
 from apq_tvm.onnx_import.external import read_tensor
 from apq_tvm.onnx_import.graph import Graph, np_dtype, sort_nodes
 from apq_tvm.onnx_import.old_opsets import OLDEST_OPSET, Aside, convert
@@ -26,9 +26,6 @@ from apq_tvm.types import Array, Node, TensorSpec
 
 if TYPE_CHECKING:
     import onnx
-
-BODIES = {"If": (1, "then_branch else_branch"), "Loop": (2, "body"), "Scan": (0, "body")}
-"""Operators with graphs inside: how many inputs come before any others, and the attributes."""
 
 
 def read_graph(path: Path) -> tuple[Graph, str]:

@@ -180,8 +180,10 @@ def convert_cast(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> A
 
 
 def convert_bit_cast(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
-    """``BitCast`` between types of one size."""
+    """``BitCast`` between types of one size; a bool is a byte that is 0 or 1."""
     to = np_dtype(node.attrs["to"])
+    if "bool" in (to, _dtype(inputs[0])):
+        return convert_cast(bb, node, inputs)
     return elementwise(bb, lambda v: tirx.reinterpret(to, v), inputs[0])
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.types import Array, Node
 
+BODIES = {"If": (1, "then_branch else_branch"), "Loop": (2, "body"), "Scan": (0, "body")}
+"""Operators with graphs inside: how many inputs come before any others, and the attributes."""
+
 CAPTURES = "captures"
 """Attribute of a node with bodies: what they read from around them, as they call it. The node's
 last inputs are those values."""

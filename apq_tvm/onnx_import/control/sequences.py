@@ -175,14 +175,17 @@ def split(graph: Graph, node: Node) -> list[Node]:
     names = tuple(graph.fresh(f"{node.outputs[0]}.{i}") for i in range(count))
     graph.sequences[node.outputs[0]] = tuple(Part(name) for name in names)
     name = graph.fresh(f"{node.name}.split")
-    return [*steps.nodes, Node("Split", name, (x, sizes), names, {"axis": axis})]
+    if graph.opset >= 13:
+        return [*steps.nodes, Node("Split", name, (x, sizes), names, {"axis": axis})]
+    known = elements(contents(graph, sizes)) or []
+    if not known or not all(isinstance(size, int) for size in known):
+        raise steps.refuse("pieces whose sizes depend on the input need opset 13; export with it")
+    return [*steps.nodes, Node("Split", name, (x,), names, {"axis": axis, "split": tuple(known)})]
 
 
 def _pieces(steps: Steps, extent: Dim) -> tuple[int, str] | None:
     """How many pieces, and a tensor of their sizes; None where each is one entry."""
     value = steps.input(1)
-    if steps.graph.opset < 13:
-        raise steps.refuse("pieces need opset 13; export the model with it")
     shape, advice = steps.graph.known_shape(value), "cut it into a fixed number of pieces"
     if shape != ():
         if not shape or not isinstance(shape[0], int):

@@ -6,16 +6,19 @@ declared type and on absent inputs. Here the types are at hand.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from apq_tvm.errors import ImportFailed, UnsupportedModel
+from apq_tvm.errors import ImportFailed
+from apq_tvm.onnx_import.control.bodies import BODIES, Body, captured_by, with_captures
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.ops import SUPPORTED
 from apq_tvm.onnx_import.passes.widen import widen_attr
 from apq_tvm.onnx_import.symbolic.onnx_inference import node_proto, type_proto
-from apq_tvm.types import Node
+from apq_tvm.types import Array, Node
 
 if TYPE_CHECKING:
     import onnx
@@ -46,17 +49,15 @@ def inline_function(graph: Graph, node: Node) -> list[Node] | None:
 
     Raises
     ------
-    UnsupportedModel
-        The definition holds control flow.
     ImportFailed
         The node does not fit its own definition.
     """
-    body = _body(graph, node)
+    body = _definition(graph, node)
     if body is None:
         return None
     schema = _schema(node.op, graph.opset)
     attrs = {
-        name: _value(attribute.default_value, node)
+        name: _value(attribute.default_value)
         for name, attribute in schema.attributes.items()
         if attribute.default_value.type
     } | dict(node.attrs)
@@ -69,21 +70,13 @@ def inline_function(graph: Graph, node: Node) -> list[Node] | None:
             names[value] = outer.get(value) or graph.fresh(f"{node.name}.{value}")
         return str(names[value])
 
+    weights: dict[str, Array] = {}
     made = []
-    for proto in body.node:
-        own = _attrs(proto, attrs, node)
-        outputs = tuple(map(named, proto.output))
-        if proto.op_type == "Constant":
-            graph.weights[outputs[0]] = _constant(own, node)
-            continue
-        inputs = list(map(named, proto.input))
-        while inputs and not inputs[-1]:
-            inputs.pop()
-        name = graph.fresh(f"{node.name}.{proto.op_type.lower()}")
-        domain = "" if proto.domain in ("", "ai.onnx") else f"{proto.domain}."
-        made.append(
-            _at_opset(graph, Node(domain + proto.op_type, name, tuple(inputs), outputs, own))
-        )
+    for inner_node in _nodes(graph.opset, body.node, attrs, node, weights):
+        inputs, outputs = (tuple(map(named, of)) for of in (inner_node.inputs, inner_node.outputs))
+        name = graph.fresh(inner_node.name)
+        made.append(replace(inner_node, name=name, inputs=inputs, outputs=outputs))
+    graph.weights.update({named(value): array for value, array in weights.items()})
     for inner, output in outer.items():
         if names.get(inner) != output:  # an output that is an input
             copied = Node("Identity", graph.fresh(f"{node.name}.copy"), (named(inner),), (output,))
@@ -101,7 +94,45 @@ def _renamed(node: Node, old: str, new: str) -> Node:
     return Node(node.op, node.name, inputs, node.outputs, node.attrs)
 
 
-def _body(graph: Graph, node: Node) -> onnx.FunctionProto | None:
+def _nodes(
+    opset: int,
+    protos: Iterable[onnx.NodeProto],
+    attrs: dict[str, Any],
+    node: Node,
+    weights: dict[str, Array],
+) -> list[Node]:
+    """Nodes of a definition, or of a graph inside of it, as it calls them; Constants go into
+    `weights`."""
+    made = []
+    for proto in protos:
+        own = _attrs(opset, proto, attrs, node)
+        if proto.op_type == "Constant":
+            weights[proto.output[0]] = _constant(own, node)
+            continue
+        domain = "" if proto.domain in ("", "ai.onnx") else f"{proto.domain}."
+        inputs = list(proto.input)
+        while inputs and not inputs[-1]:
+            inputs.pop()
+        name = f"{node.name}.{proto.op_type.lower()}"
+        inner = Node(domain + proto.op_type, name, tuple(inputs), tuple(proto.output), own)
+        if inner.op in BODIES:
+            inner = with_captures(inner, BODIES[inner.op][0])
+        made.append(_at_opset(opset, inner, weights))
+    return made
+
+
+def _graph(opset: int, proto: onnx.GraphProto, attrs: dict[str, Any], node: Node) -> Body:
+    """A graph inside of a node of a definition."""
+    from onnx import numpy_helper
+
+    weights = {w.name: numpy_helper.to_array(w) for w in proto.initializer}
+    nodes = _nodes(opset, proto.node, attrs, node, weights)
+    inputs, outputs = (tuple(v.name for v in of) for of in (proto.input, proto.output))
+    captured = captured_by(inputs, outputs, nodes, weights)
+    return Body(inputs, outputs, tuple(nodes), weights, captured)
+
+
+def _definition(graph: Graph, node: Node) -> onnx.FunctionProto | None:
     from onnx import FunctionProto, TypeProto
 
     schema = _schema(node.op, graph.opset)
@@ -123,25 +154,25 @@ def _body(graph: Graph, node: Node) -> onnx.FunctionProto | None:
     return FunctionProto.FromString(data) if data else None
 
 
-def _attrs(proto: onnx.NodeProto, given: dict[str, Any], node: Node) -> dict[str, Any]:
+def _attrs(opset: int, proto: onnx.NodeProto, given: dict[str, Any], node: Node) -> dict[str, Any]:
     """Attributes of a node of the definition; those that refer to the operator's own get theirs."""
+    from onnx import AttributeProto
+
     found = {}
     for attribute in proto.attribute:
         if attribute.ref_attr_name:
             if attribute.ref_attr_name in given:
                 found[attribute.name] = given[attribute.ref_attr_name]
+        elif attribute.type == AttributeProto.GRAPH:
+            found[attribute.name] = _graph(opset, attribute.g, given, node)
         else:
-            found[attribute.name] = _value(attribute, node)
+            found[attribute.name] = _value(attribute)
     return {key: widen_attr(key, value) for key, value in found.items()}
 
 
-def _value(attribute: onnx.AttributeProto, node: Node) -> Any:
+def _value(attribute: onnx.AttributeProto) -> Any:
     from onnx import AttributeProto, helper, numpy_helper
 
-    if attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
-        raise UnsupportedModel(
-            f"{node.op} {node.name!r}: ONNX defines it with control flow, which cannot be compiled"
-        )
     value = helper.get_attribute_value(attribute)
     if attribute.type == AttributeProto.TENSOR:
         return numpy_helper.to_array(value)
@@ -162,12 +193,13 @@ def _constant(attrs: dict[str, Any], node: Node) -> Any:
     return np.asarray(attrs["value"])
 
 
-def _at_opset(graph: Graph, node: Node) -> Node:
+def _at_opset(opset: int, node: Node, weights: dict[str, Array]) -> Node:
     """A node of a definition that was written for an older opset: axes became inputs."""
     since = 13 if node.op in ("ReduceSum", "Squeeze", "Unsqueeze") else 18
     moved = node.op.startswith("Reduce") or node.op in ("Squeeze", "Unsqueeze")
-    if not moved or graph.opset < since or "axes" not in node.attrs:
+    if not moved or opset < since or "axes" not in node.attrs:
         return node
-    axes = graph.add_weight(f"{node.name}.axes", np.asarray(node.attrs["axes"], np.int64))
+    axes = f"{node.outputs[0]}.axes"
+    weights[axes] = np.asarray(node.attrs["axes"], np.int64)
     attrs = {key: value for key, value in node.attrs.items() if key != "axes"}
     return Node(node.op, node.name, (node.inputs[0], axes), node.outputs, attrs)

@@ -324,6 +324,27 @@ def test_upsample_of_opset_9(tmp_path: Path) -> None:
     assert wanted.items() <= node.attrs.items()
 
 
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 3), (2, 3, 4, 5)])
+def test_slopes_of_opset_6_are_of_channels(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """One that is as long as the last axis too is read like the others."""
+    slope = np.array([0.25, 0.5, 2], np.float32)
+    model = build([("PRelu", "x s", "y")], {"x": ("float32", shape)}, "y", {"s": slope}, opset=6)
+    (node,) = (n for n in import_onnx(save(model, tmp_path)).nodes if n.op == "PRelu")
+    weights = import_onnx(save(model, tmp_path)).weights
+    assert weights[node.inputs[1]].shape == (3, *[1] * (len(shape) - 2))
+
+
+@pytest.mark.parametrize("sizes", [[3, 5], 3])
+def test_pieces_of_a_sequence_of_opset_11(tmp_path: Path, sizes: object) -> None:
+    """``Split`` has its sizes in an attribute there."""
+    nodes = [("SplitToSequence", "x n", "s", {"axis": 1}), ("SequenceAt", "s i", "y")]
+    weights = {"n": np.asarray(sizes, np.int64), "i": np.asarray(1, np.int64)}
+    model = import_onnx(save(build(nodes, X, "y", weights, opset=11), tmp_path))
+    (split,) = (node for node in model.nodes if node.op == "Split")
+    assert split.attrs["split"] == ((3, 5) if isinstance(sizes, list) else (3, 3, 2))
+    assert len(split.inputs) == 1
+
+
 def test_an_old_opset_that_cannot_be_converted(tmp_path: Path) -> None:
     nodes = [("BatchNormalization", "x g g g g", "y", {"spatial": 0})]
     model = build(nodes, X, "y", {"g": rand(8)}, opset=7)
