@@ -1,4 +1,4 @@
-"""Standard operators that nothing here compiles, but ONNX defines in others: Celu, a window.
+"""Standard operators that nothing here compiles, but ONNX defines in others: Celu, LinearAttention.
 
 ONNX's own inliner works before types are known to anyone but itself: it fails on weights without a
 declared type and on absent inputs. Here the types are at hand.
