@@ -13,6 +13,7 @@ from apq_tvm.schedules.decide import Decide, DecideOf, Defaults, Recording
 from apq_tvm.schedules.graph.exprs import signature
 from apq_tvm.schedules.graph.rewrites.lets import spill_lets
 from apq_tvm.schedules.graph.rules import schedule_function, schedule_preparation
+from apq_tvm.schedules.recorded import LAYER, fingerprint
 from apq_tvm.types import DeviceProfile, LoweredModel, Scheduled, ScheduledModel
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def schedule(lowered: LoweredModel, progress: Progress, decide: DecideOf) -> Sch
     Returns
     -------
     ScheduledModel
+        What was decided for functions that are equal but for their layer's name, such as gathers,
+        is there under the name of the first.
 
     Raises
     ------
@@ -44,17 +47,23 @@ def schedule(lowered: LoweredModel, progress: Progress, decide: DecideOf) -> Sch
     funcs = [(gv, f) for gv, f in lowered.mod.functions.items() if isinstance(f, tirx.PrimFunc)]
     mod = tvm.IRModule(dict(lowered.mod.functions))
     made: dict[str, Scheduled] = {}
+    alike: dict[str, Any] = {}
     with progress.stage("schedule", len(funcs)), target:
         for gv, func in funcs:
+            name = gv.name_hint
+            decided = name in lowered.linears or name in lowered.preparations
+            key = name if decided else fingerprint(func)
             try:
-                scheduled, made[gv.name_hint] = _schedule(lowered, gv.name_hint, func, decide)
-                mod.update_func(gv, scheduled if gpu else spill_lets(scheduled))
+                if key not in alike:
+                    scheduled, made[name] = _schedule(lowered, name, func, decide)
+                    alike[key] = scheduled if gpu else spill_lets(scheduled)
+                mod.update_func(gv, _of_layer(alike[key], func))
             except ApqError:
                 raise
             except Exception as error:  # TVM's own errors have no base
-                message = _refused(lowered, gv.name_hint, func, error)
+                message = _refused(lowered, name, func, error)
                 raise UnsupportedModel(message) from error
-            progress.advance(gv.name_hint)
+            progress.advance(name)
     return ScheduledModel(lowered, mod, made)
 
 
@@ -75,6 +84,13 @@ def _schedule(
     decide = Recording(answers)
     scheduled, rule = schedule_function(func, profile, decide)
     return scheduled, Scheduled(rule, decide.taken, decide.alternatives, source_of(answers))
+
+
+def _of_layer(scheduled: Any, func: Any) -> Any:
+    """A scheduled function with the layer's name that errors have of another, which is like it."""
+    if LAYER not in (func.attrs or {}):
+        return scheduled
+    return scheduled.with_attr(LAYER, func.attrs[LAYER])
 
 
 def _refused(lowered: LoweredModel, name: str, func: Any, error: Exception) -> str:

@@ -18,6 +18,7 @@ from apq_tvm.codegen.build.library import check_kernels, compile_sources, link_l
 from apq_tvm.codegen.build.toolchain import Toolchain, find_toolchain
 from apq_tvm.codegen.cuda.build import build_device, fit_gpu
 from apq_tvm.codegen.cuda.compilers import ImageCompiler, find_compiler
+from apq_tvm.codegen.graph.alike import share_kernels
 from apq_tvm.codegen.graph.c_source import Device, WeightsFile, graph_source, tables_source
 from apq_tvm.codegen.graph.plain import Graph, cut_along, total_weight_bytes
 from apq_tvm.codegen.graph.read_relax import prepare, read_graph
@@ -210,6 +211,7 @@ def read(scheduled: ScheduledModel, number: int = 0, count: int = 1) -> _Part:
     graph = read_graph(
         mod, model.inputs, model.outputs, lowered.params, lowered.variants, lowered.mod
     )
+    share_kernels(graph, mod)
     target = tvm.target.Target(dict(profile.target))
     prefix = f"d{number}_" if count > 1 else ""
     if model.state is not None:

@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 LOG = "records"
 
+LAYER = "apq.layer"
+"""Attribute of a PrimFunc: the name in its errors."""
+
 FARTHEST = 3.0
 """Of two shapes, in doublings of N and of K together: what is farther is not near."""
 
@@ -37,7 +40,7 @@ def fingerprint(func: Any) -> str:
     """Hash of a scheduled PrimFunc, the same in every process, whatever its name in a module."""
     from tvm_ffi import structural_hash
 
-    for name in ("global_symbol", "apq.layer"):
+    for name in ("global_symbol", LAYER):
         if func.attrs is not None and name in func.attrs:
             func = func.without_attr(name)
     return f"{structural_hash(func, map_free_vars=True) & (1 << 64) - 1:016x}"

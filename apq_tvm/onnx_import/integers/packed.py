@@ -59,7 +59,7 @@ def matmul_nbits(graph: Graph, node: Node) -> list[Node]:
     n, k, size = (_positive(node, key, name) for key in ("N", "K", "block_size"))
     _check_floats(graph, x, name)
     bits = int(node.attrs.get("bits", 4))
-    _check_bits(bits, name)
+    check_bits(bits, name)
     if size < 16 or size & (size - 1):
         raise ImportFailed(f"{name} has block_size {size}; powers of two from 16 on are legal")
     if node.attrs.get("weight_prepacked", 0):
@@ -68,16 +68,16 @@ def matmul_nbits(graph: Graph, node: Node) -> list[Node]:
             "save the model without that"
         )
     blocks = -(-k // size)
-    codes = _constant(graph, packed, "weight", name)
+    codes = constant(graph, packed, "weight", name)
     count = n * blocks * size * bits // 8
-    _check_size(codes, "uint8", count, f"N={n}, K={k}, bits={bits}", packed, name)
+    check_size(codes, "uint8", count, f"N={n}, K={k}, bits={bits}", packed, name)
     values = unpack(codes.reshape(n, -1), bits, blocks * size)[:, :k]
-    scale = _scales(graph, scales, n * blocks, name).reshape(n, blocks)
+    scale = scales_of(graph, scales, n * blocks, name).reshape(n, blocks)
     order = _order(graph, g_idx, k, size, name)
     middle = 1 << (bits - 1)
     zero = np.full((n, blocks), middle)
     if zeros:
-        zero = _zeros(graph, zeros, bits, n, blocks, name)
+        zero = zeros_of(graph, zeros, bits, n, blocks, name)
     source = f"MatMulNBits of {bits} bits in blocks of {size}"
     nodes: list[Node] = []
     if order is not None:
@@ -114,11 +114,11 @@ def matmul_bnb4(graph: Graph, node: Node) -> list[Node]:
     _check_floats(graph, x, name)
     weight, count = f"{packed}.{n}x{k}.bnb{kind}g{size}.{absmax}", n * k
     if weight not in graph.weights:
-        codes = _constant(graph, packed, "weight", name)
-        _check_size(codes, "uint8", -(-count // 2), f"N={n}, K={k}", packed, name)
+        codes = constant(graph, packed, "weight", name)
+        check_size(codes, "uint8", -(-count // 2), f"N={n}, K={k}", packed, name)
         both = np.stack([codes.reshape(-1) >> 4, codes.reshape(-1) & 15], axis=1)
         level = np.array(BNB4[kind], np.float32)[both.reshape(-1)[:count]]
-        scale = _scales(graph, absmax, -(-count // size), name).reshape(-1)
+        scale = scales_of(graph, absmax, -(-count // size), name).reshape(-1)
         graph.weights[weight] = (level * scale[np.arange(count) // size]).reshape(n, k)
     return linear(graph, node, x, weight, node.outputs[0])
 
@@ -162,7 +162,7 @@ def gather_block_quantized(graph: Graph, node: Node) -> list[Node]:
     """
     data, ids, scales, zeros = (*node.inputs, "")[:4]
     name = f"GatherBlockQuantized {node.name!r}"
-    table = _constant(graph, data, "table", name)
+    table = constant(graph, data, "table", name)
     if table.ndim != 2:
         raise UnsupportedModel(f"{name}: its table {graph.describe(data)} is no matrix")
     gathered, cut = (int(node.attrs.get(key, default)) for key, default in _AXES)
@@ -174,19 +174,19 @@ def gather_block_quantized(graph: Graph, node: Node) -> list[Node]:
     if size < 16 or size & (size - 1):
         raise ImportFailed(f"{name} has block_size {size}; powers of two from 16 on are legal")
     bits = int(node.attrs.get("bits", 4)) if dtype == "uint8" else CODE_BITS[dtype]
-    _check_bits(bits, name)
+    check_bits(bits, name)
     packed = dtype == "uint8"
     rows, width = table.shape[0], table.shape[1] * 8 // bits if packed else table.shape[1]
     values = unpack(table, bits, width) if packed else table
     blocks = -(-width // size)
-    scale = _scales(graph, scales, rows * blocks, name).reshape(rows, blocks)
+    scale = scales_of(graph, scales, rows * blocks, name).reshape(rows, blocks)
     low = -(1 << (bits - 1)) if dtype.startswith("int") else 0
     zero: Array | None = np.full((rows, blocks), 1 << (bits - 1)) if packed else None
     if zeros and packed:
-        zero = _zeros(graph, zeros, bits, rows, blocks, name)
+        zero = zeros_of(graph, zeros, bits, rows, blocks, name)
     elif zeros:
-        given = _constant(graph, zeros, "zero points", name)
-        _check_size(given, dtype, rows * blocks, f"a table of {rows}x{width}", zeros, name)
+        given = constant(graph, zeros, "zero points", name)
+        check_size(given, dtype, rows * blocks, f"a table of {rows}x{width}", zeros, name)
         zero = given.reshape(rows, blocks).astype(np.int32)
     source = f"GatherBlockQuantized of {bits} bits in blocks of {size}"
     kept = Codes(values, bits, low, scale, zero, (1, min(size, width)), source)
@@ -209,7 +209,7 @@ def _check_floats(graph: Graph, x: str, name: str) -> None:
         raise ImportFailed(f"{name}: its input {graph.describe(x)} is no tensor of floats")
 
 
-def _check_bits(bits: int, name: str) -> None:
+def check_bits(bits: int, name: str) -> None:
     if bits not in BITS:
         raise UnsupportedModel(
             f"{name} has codes of {bits} bits; {', '.join(map(str, BITS))} can be read: quantize "
@@ -217,14 +217,14 @@ def _check_bits(bits: int, name: str) -> None:
         )
 
 
-def _constant(graph: Graph, value: str, what: str, name: str) -> Array:
+def constant(graph: Graph, value: str, what: str, name: str) -> Array:
     array = graph.weights.get(value)
     if array is None:
         raise UnsupportedModel(f"{name}: its {what} {value!r} is no constant of the file")
     return array
 
 
-def _check_size(array: Array, dtype: str, count: int, why: str, value: str, name: str) -> None:
+def check_size(array: Array, dtype: str, count: int, why: str, value: str, name: str) -> None:
     if array.dtype.name != dtype or array.size != count:
         raise ImportFailed(
             f"{name}: {value!r} is {array.dtype.name} {list(array.shape)} with {array.size} "
@@ -232,9 +232,9 @@ def _check_size(array: Array, dtype: str, count: int, why: str, value: str, name
         )
 
 
-def _scales(graph: Graph, value: str, count: int, name: str) -> Array:
+def scales_of(graph: Graph, value: str, count: int, name: str) -> Array:
     """Scales as float32, finite and as many as there are blocks."""
-    array = _constant(graph, value, "scales", name)
+    array = constant(graph, value, "scales", name)
     if array.dtype.kind != "f" or array.size != count:
         raise ImportFailed(
             f"{name}: its scales {value!r} are {array.dtype.name} {list(array.shape)}; {count} "
@@ -244,16 +244,16 @@ def _scales(graph: Graph, value: str, count: int, name: str) -> Array:
     return array.astype(np.float32)
 
 
-def _zeros(graph: Graph, value: str, bits: int, n: int, blocks: int, name: str) -> Array:
+def zeros_of(graph: Graph, value: str, bits: int, n: int, blocks: int, name: str) -> Array:
     """Zero points [N, blocks]: packed like the codes, or floats."""
-    array = _constant(graph, value, "zero points", name)
+    array = constant(graph, value, "zero points", name)
     if array.dtype.kind == "f":
-        _check_size(array, array.dtype.name, n * blocks, f"{n}x{blocks} blocks", value, name)
+        check_size(array, array.dtype.name, n * blocks, f"{n}x{blocks} blocks", value, name)
         if not np.isfinite(array).all():
             raise UnsupportedModel(f"{name}: zero points {value!r} are NaN or infinite")
         return array.reshape(n, blocks)
     count = -(-blocks * bits // 8)
-    _check_size(array, "uint8", n * count, f"{n}x{blocks} packed blocks", value, name)
+    check_size(array, "uint8", n * count, f"{n}x{blocks} packed blocks", value, name)
     return unpack(array.reshape(n, count), bits, blocks)
 
 
@@ -261,7 +261,7 @@ def _order(graph: Graph, value: str, k: int, size: int, name: str) -> Array | No
     """In which order columns lie in runs of groups; None if they do so as they are."""
     if not value:
         return None
-    array = _constant(graph, value, "g_idx", name).reshape(-1)
+    array = constant(graph, value, "g_idx", name).reshape(-1)
     if array.size < k:
         raise ImportFailed(f"{name}: its g_idx {value!r} has {array.size} entries for K={k}")
     try:

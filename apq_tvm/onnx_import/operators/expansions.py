@@ -30,6 +30,7 @@ from apq_tvm.onnx_import.operators.classical.svm import SVM
 from apq_tvm.onnx_import.operators.classical.trees import TREES
 from apq_tvm.onnx_import.operators.contrib import CONTRIB
 from apq_tvm.onnx_import.operators.einsum import einsum
+from apq_tvm.onnx_import.operators.experts import mixture, quantized_mixture
 from apq_tvm.onnx_import.operators.fourier import dft, stft
 from apq_tvm.onnx_import.operators.fused import fused_conv, fused_gemm, fused_matmul
 from apq_tvm.onnx_import.operators.group_query import group_query_attention
@@ -122,9 +123,11 @@ EXPANSIONS: dict[str, Rule] = {
     "com.microsoft.MatMulIntegerToFloat": dynamic_quantize_matmul,
     "com.microsoft.MatMulBnb4": matmul_bnb4,
     "com.microsoft.MatMulNBits": matmul_nbits,
+    "com.microsoft.MoE": in_float32(mixture),
     "com.microsoft.MultiHeadAttention": multi_head_attention,
     "com.microsoft.QAttention": quantized_attention,
     "com.microsoft.QEmbedLayerNormalization": quantized_embeddings,
+    "com.microsoft.QMoE": in_float32(quantized_mixture),
     "com.microsoft.QuantizeLinear": standard,
     "com.microsoft.RotaryEmbedding": contrib_rotary,
     "com.microsoft.SimplifiedLayerNormalization": simplified_layer_norm,
