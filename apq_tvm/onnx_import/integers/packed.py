@@ -77,7 +77,7 @@ def matmul_nbits(graph: Graph, node: Node) -> list[Node]:
     middle = 1 << (bits - 1)
     zero = np.full((n, blocks), middle)
     if zeros:
-        zero = zeros_of(graph, zeros, bits, n, blocks, name)
+        zero = _zeros(graph, zeros, bits, n, blocks, name)
     source = f"MatMulNBits of {bits} bits in blocks of {size}"
     nodes: list[Node] = []
     if order is not None:
@@ -183,7 +183,7 @@ def gather_block_quantized(graph: Graph, node: Node) -> list[Node]:
     low = -(1 << (bits - 1)) if dtype.startswith("int") else 0
     zero: Array | None = np.full((rows, blocks), 1 << (bits - 1)) if packed else None
     if zeros and packed:
-        zero = zeros_of(graph, zeros, bits, rows, blocks, name)
+        zero = _zeros(graph, zeros, bits, rows, blocks, name)
     elif zeros:
         given = constant(graph, zeros, "zero points", name)
         check_size(given, dtype, rows * blocks, f"a table of {rows}x{width}", zeros, name)
@@ -210,6 +210,7 @@ def _check_floats(graph: Graph, x: str, name: str) -> None:
 
 
 def check_bits(bits: int, name: str) -> None:
+    """Refuse widths that are not among `BITS`."""
     if bits not in BITS:
         raise UnsupportedModel(
             f"{name} has codes of {bits} bits; {', '.join(map(str, BITS))} can be read: quantize "
@@ -218,6 +219,7 @@ def check_bits(bits: int, name: str) -> None:
 
 
 def constant(graph: Graph, value: str, what: str, name: str) -> Array:
+    """An array of the file; refused where it is an input or computed."""
     array = graph.weights.get(value)
     if array is None:
         raise UnsupportedModel(f"{name}: its {what} {value!r} is no constant of the file")
@@ -225,6 +227,8 @@ def constant(graph: Graph, value: str, what: str, name: str) -> Array:
 
 
 def check_size(array: Array, dtype: str, count: int, why: str, value: str, name: str) -> None:
+    """Refuse an array of another type or with another number of entries; `why` it has to have so
+    many."""
     if array.dtype.name != dtype or array.size != count:
         raise ImportFailed(
             f"{name}: {value!r} is {array.dtype.name} {list(array.shape)} with {array.size} "
@@ -244,7 +248,7 @@ def scales_of(graph: Graph, value: str, count: int, name: str) -> Array:
     return array.astype(np.float32)
 
 
-def zeros_of(graph: Graph, value: str, bits: int, n: int, blocks: int, name: str) -> Array:
+def _zeros(graph: Graph, value: str, bits: int, n: int, blocks: int, name: str) -> Array:
     """Zero points [N, blocks]: packed like the codes, or floats."""
     array = constant(graph, value, "zero points", name)
     if array.dtype.kind == "f":

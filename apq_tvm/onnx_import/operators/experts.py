@@ -30,6 +30,9 @@ from apq_tvm.onnx_import.operators.standard import reduced
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.types import Array, Node
 
+MOST = 1 << 10
+"""Experts."""
+
 Activation = Callable[["_Expert", str], str]
 
 
@@ -66,7 +69,7 @@ def mixture(graph: Graph, node: Node) -> list[Node]:
     inner = constant(graph, node.inputs[4], "weights", steps.title).shape[-1]
     given = partial(_floats, steps, experts)
     first, gates = _first(steps, inner, lambda at, n: given(2 + 4 * at, 3 + 4 * at, n, hidden))
-    last = given(4, 5, hidden, inner)
+    last = _there(steps, given(4, 5, hidden, inner), "fc2")
     shares = steps("Softmax", node.inputs[1], axis=-1)
     chosen, places = _top(steps, shares, experts)
     if node.attrs.get("normalize_routing_weights", 0):
@@ -95,7 +98,7 @@ def quantized_mixture(graph: Graph, node: Node) -> list[Node]:
     inner = packed.shape[-1] * 8 // _bits(steps, 2)
     given = partial(_codes, steps, experts)
     first, gates = _first(steps, inner, lambda at, n: given(1 + 2 * at, n, hidden))
-    last = given(2, hidden, inner)
+    last = _there(steps, given(2, hidden, inner), "fc2")
     values, places = _top(steps, node.inputs[1], experts)
     if not steps.input(14):
         chosen = steps("Softmax", values, axis=-1)
@@ -111,8 +114,20 @@ def _sizes(steps: Steps) -> tuple[int, int]:
     node = steps.node
     if node.attrs.get("use_sparse_mixer", 0):
         raise steps.refuse("use_sparse_mixer cannot be compiled")
+    for value in node.inputs[:2]:
+        if steps.graph.dtype(value) != "float32":
+            raise steps.refuse(f"its input {steps.graph.describe(value)} is no tensor of floats")
     hidden = steps.size(steps.shape(node.inputs[0], 2, 3)[-1], "last dimension")
-    return hidden, steps.size(steps.shape(node.inputs[1], 2)[1], "number of experts")
+    experts = steps.size(steps.shape(node.inputs[1], 2)[1], "number of experts")
+    if experts > MOST:
+        raise steps.refuse(f"{experts} experts; up to {MOST} can be compiled")
+    return hidden, experts
+
+
+def _there(steps: Steps, projection: Projection | None, name: str) -> Projection:
+    if projection is None:
+        raise steps.refuse(f"its {name} is missing")
+    return projection
 
 
 def _first(
@@ -125,8 +140,8 @@ def _first(
     fused = int(steps.node.attrs.get("swiglu_fusion", 0)) if _kind(steps) == "swiglu" else 0
     if fused not in (0, 1, 2):
         raise steps.refuse(f"its swiglu_fusion is {fused}; 0, 1 and 2 are legal")
-    first, third = given(0, inner * (2 if fused else 1)), None if fused else given(1, inner)
-    assert first is not None
+    first = _there(steps, given(0, inner * (2 if fused else 1)), "fc1")
+    third = None if fused else given(1, inner)
     if _kind(steps) == "swiglu" and not fused and third is None:
         raise steps.refuse("swiglu needs fc3, or swiglu_fusion for an fc1 that holds both")
     if not fused:
@@ -312,11 +327,10 @@ def _combined(
     steps: Steps,
     first: Projection,
     gates: Projection | None,
-    last: Projection | None,
+    last: Projection,
     shares: str,
 ) -> list[Node]:
-    """The sum of what the experts say, each times what it counts."""
-    assert last is not None
+    """The sum of what the experts say, each times what it counts for a token."""
     graph, kind, hidden = steps.graph, _kind(steps), steps.shape(steps.node.inputs[0])[-1]
     tokens, experts = steps.shape(shares)
     x = steps.reshape(steps.node.inputs[0], tokens, hidden)

@@ -139,6 +139,12 @@ def test_mixtures_that_are_refused(tmp_path: Path, case: str) -> None:
         import_onnx(model("MoE", "w1 b1 w2 b2", floats(), tmp_path, **attrs))
 
 
+def test_layers_that_are_missing(tmp_path: Path) -> None:
+    for words, message in (("_ b1 w2 b2", "fc1 is missing"), ("w1 b1 _ b2", "'' is no constant")):
+        with pytest.raises(UnsupportedModel, match=message):
+            import_onnx(model("MoE", words, floats(), tmp_path, k=2))
+
+
 def test_codes_of_other_sizes(tmp_path: Path) -> None:
     words, weights = codes(4, 16, zeros=False)
     attrs = {**SWIGLU, "block_size": 16}
