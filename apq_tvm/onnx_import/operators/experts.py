@@ -72,8 +72,7 @@ def mixture(graph: Graph, node: Node) -> list[Node]:
     last = _there(steps, given(4, 5, hidden, inner), "fc2")
     shares = steps("Softmax", node.inputs[1], axis=-1)
     chosen, places = _top(steps, shares, experts)
-    if node.attrs.get("normalize_routing_weights", 0):
-        chosen = _normalised(steps, chosen)
+    chosen = _normalised(steps, chosen)
     return _combined(steps, first, gates, last, _spread(steps, chosen, places, experts))
 
 
@@ -103,9 +102,7 @@ def quantized_mixture(graph: Graph, node: Node) -> list[Node]:
     if not steps.input(14):
         chosen = steps("Softmax", values, axis=-1)
     else:
-        chosen = steps("GatherElements", node.inputs[14], places, axis=1)
-        if node.attrs.get("normalize_routing_weights", 0):
-            chosen = _normalised(steps, chosen)
+        chosen = _normalised(steps, steps("GatherElements", node.inputs[14], places, axis=1))
     return _combined(steps, first, gates, last, _spread(steps, chosen, places, experts))
 
 
@@ -246,6 +243,9 @@ def _top(steps: Steps, scores: str, experts: int) -> tuple[str, str]:
 
 
 def _normalised(steps: Steps, chosen: str) -> str:
+    """What the chosen experts count, as shares of their sum if the operator asks for that."""
+    if not steps.node.attrs.get("normalize_routing_weights", 0):
+        return chosen
     return steps("Div", chosen, reduced(steps, "ReduceSum", chosen, (1,)))
 
 
@@ -342,9 +342,10 @@ def _combined(
         condition = steps("Gather", asked, at, axis=0)
         share = steps("Gather", shares, at, axis=0)
         chosen = expert.chosen(share)
-        y = ACTIVATIONS[kind](expert, expert.linear(expert.rows(x, chosen), first, "fc1"))
+        read = expert.rows(x, chosen)
+        y = ACTIVATIONS[kind](expert, expert.linear(read, first, "fc1"))
         if gates is not None:
-            gate = expert.linear(expert.rows(x, chosen), gates, "fc3")
+            gate = expert.linear(read, gates, "fc3")
             if kind == "swiglu":
                 gate = _clamped(expert, gate, both=True)
                 gate = expert("Add", gate, expert.number_of("activation_beta", 0))
