@@ -67,7 +67,7 @@ def plan(
     """
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers.guided import Guidance, quantize_guided
-    from apq_tvm.schedules.devices import find_profile
+    from apq_tvm.schedules.devices import find_profile, multiplies_pairs
 
     progress = progress or Silent()
     stopwatch = stopwatch or _Stopwatch()
@@ -76,8 +76,9 @@ def plan(
         imported = import_onnx(model, dims)
     stopwatch.lap("import")
     quantized = quantize_guided(
-        imported, scheme, tensor_types or {}, guidance or Guidance(), search, progress, kv
-    )
+        imported, scheme, tensor_types or {}, guidance or Guidance(), search, progress, kv,
+        multiplies_pairs(profile),
+    )  # fmt: skip
     stopwatch.lap("quantize")
     chosen = plan_quantized(quantized, profile, kv=kv, log=log, shipped_logs=shipped_logs)
     stopwatch.lap("select")

@@ -113,6 +113,15 @@ def device_rules(profile: DeviceProfile) -> Mapping[str, Callable[..., Any]]:
     return rules
 
 
+def multiplies_pairs(profile: DeviceProfile) -> bool:
+    """Whether 8-bit codes are multiplied faster where no two neighbours are too large together.
+
+    So it is on x86 with ``vpmaddubsw`` and without VNNI.
+    """
+    faster = {"avxvnni", "avx512vnni"}
+    return "avx2" in profile.features and not profile.features & faster
+
+
 def four_dots(profile: DeviceProfile) -> tuple[FourDot, ...]:
     """What multiplies int8 keys of attention on devices like `profile`, the best first."""
     found: tuple[FourDot, ...] = _WINGS[profile.arch].four_dots(profile.features)

@@ -10,8 +10,10 @@ import numpy as np
 
 from apq_tvm.errors import BadInput
 from apq_tvm.formats.families import dequantize
+from apq_tvm.formats.integer import PAIR_MOST
 from apq_tvm.progress import Progress
 from apq_tvm.quantizers.families.kept_sums import keeps_sums
+from apq_tvm.quantizers.families.pairs import takes_pairs
 from apq_tvm.quantizers.feedback.gptq import improve, layer_feedback, quantize_fed_back
 from apq_tvm.quantizers.inputs.calibration_file import check_model
 from apq_tvm.quantizers.inputs.expected import expected_means
@@ -49,6 +51,9 @@ class Method:
         What a calibration file holds of it.
     search : bool
         Search scales for least error.
+    pairs : bool
+        Neighbours among 8-bit codes are to fit together, unless error feedback or learning chooses
+        them (`families.pairs`).
 
     Raises
     ------
@@ -62,6 +67,7 @@ class Method:
         calibration: Calibration | None,
         learned: Learned | None = None,
         search: bool = True,
+        pairs: bool = False,
     ) -> None:
         if name not in METHODS:
             raise BadInput(f"method {name!r}: one of {', '.join(METHODS)} is possible")
@@ -79,6 +85,7 @@ class Method:
         scaling, _, feedback = name.rpartition("+")
         self.feeds_back = feedback == "gptq"
         self.scaling = scaling or feedback
+        self.pairs = pairs and not self.feeds_back
         self.learned = learned if name == "learned" else None
         self.notes: dict[str, str] = {}
         self.means: dict[str, F32] = {}
@@ -203,9 +210,11 @@ class Method:
             return tensor
         if stats is None:
             means = None if is_table else self._means(nodes, scheme)
-            return quantize_tensor(weight, scheme, name, self.search, None, shared, means)
+            pairs = not is_table and self._pairs(nodes, scheme, weight)
+            return quantize_tensor(weight, scheme, name, self.search, None, shared, means, pairs)
         if not self.feeds_back:
-            return quantize_tensor(weight, scheme, name, self.search, stats, shared)
+            pairs = not is_table and self._pairs(nodes, scheme, weight)
+            return quantize_tensor(weight, scheme, name, self.search, stats, shared, None, pairs)
         if is_table:
             self._note(nodes, "gptq: without feedback, its codes are an embedding table's too")
             return quantize_tensor(weight, scheme, name, self.search, stats, shared)
@@ -225,6 +234,13 @@ class Method:
             return None
         self._note(nodes, "rounded by the expected means of its inputs")
         return np.asarray(np.mean(known, axis=0), np.float32)
+
+    def _pairs(self, nodes: Sequence[str], scheme: Scheme, weight: F32) -> bool:
+        """Whether neighbours among the codes of layers that share a weight are to fit together."""
+        wanted = self.pairs and takes_pairs(scheme, weight.shape[1])
+        if wanted:
+            self._note(nodes, f"no two neighbouring codes exceed {PAIR_MOST} together")
+        return wanted
 
     def _note(self, nodes: Sequence[str], *parts: str) -> None:
         """Say what was done to layers, after what scaling did."""

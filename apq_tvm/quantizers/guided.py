@@ -82,6 +82,7 @@ def quantize_guided(
     search: bool = True,
     progress: Progress | None = None,
     kv: str = "f32",
+    pairs: bool = False,
 ) -> QuantizedModel:
     """Quantize a model as a calibration file and a budget say.
 
@@ -94,6 +95,8 @@ def quantize_guided(
     guidance : Guidance
     kv : str
         Caches of a session; of ``"i8"`` queries and keys are balanced as the calibration file says.
+    pairs : bool
+        See `quantize`.
 
     Returns
     -------
@@ -137,7 +140,7 @@ def quantize_guided(
     books = load_codebooks(guidance.codebooks) if guidance.codebooks else None
     quantized = quantize(
         model, scheme, {**first, **tensor_types}, search, progress, calibration, guidance.method,
-        learned, books, calls,
+        learned, books, calls, pairs,
     )  # fmt: skip
     more = dict(missing)
     if plan is not None:

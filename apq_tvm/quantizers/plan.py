@@ -57,6 +57,7 @@ def quantize(
     learned: Learned | None = None,
     codebooks: Books | None = None,
     calls: Calls | None = None,
+    pairs: bool = False,
 ) -> QuantizedModel:
     """Quantize every linear layer and embedding table of a model.
 
@@ -86,6 +87,9 @@ def quantize(
     calls : sequence of mapping, optional
         The calibration's inputs: error feedback takes statistics anew, behind quantized layers
         (`apq_tvm.quantizers.inputs.sequential`).
+    pairs : bool
+        The device multiplies 8-bit codes faster where neighbours fit together
+        (`apq_tvm.quantizers.families.pairs`).
 
     Returns
     -------
@@ -102,7 +106,7 @@ def quantize(
         If the calibration is of another model or lacks what the method needs, or `codebooks` has
         none for a scheme.
     """
-    chooser = Method(method, calibration, learned, search)
+    chooser = Method(method, calibration, learned, search, pairs)
     default = parse_scheme(scheme) if isinstance(scheme, str) else scheme
     rules = tensor_types or {}
     progress = progress or Silent()

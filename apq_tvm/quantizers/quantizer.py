@@ -25,12 +25,15 @@ class QuantContext:
         What `Quantizer.prepare` returned.
     means : float32 [S, K] or None
         Estimates of what the layer's inputs are on average, where it was not calibrated.
+    pairs : bool
+        Neighbours among 8-bit codes are to fit together (`families.pairs`).
     """
 
     search: bool = True
     stats: LayerStats | None = None
     shared: Any = None
     means: F32 | None = None
+    pairs: bool = False
 
 
 @dataclass(frozen=True)

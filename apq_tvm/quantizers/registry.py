@@ -24,21 +24,34 @@ from apq_tvm.quantizers.families import (
     weighted,
 )
 from apq_tvm.quantizers.families.kept_means import keep_means
-from apq_tvm.quantizers.families.kept_sums import keep_row_sums, keeps_sums
+from apq_tvm.quantizers.families.kept_sums import Room, keep_row_sums, keeps_sums
+from apq_tvm.quantizers.families.pairs import quantize_pairs, room, takes_pairs
 from apq_tvm.quantizers.feedback import anyprec as anyprec_feedback
 from apq_tvm.quantizers.quantizer import QuantContext, Quantizer
 from apq_tvm.types import F32, Calibration, LayerStats, QuantizedTensor, Scheme
 
 
 def _integer(w: F32, scheme: Scheme, name: str, context: QuantContext) -> QuantizedTensor:
+    if context.pairs and takes_pairs(scheme, w.shape[1]):
+        importance = None if context.stats is None else context.stats.mean_square
+        tensor = quantize_pairs(w, scheme, name, context.search, importance)
+        if not context.search or importance is not None:
+            return tensor
+        return _keep_sums(w, tensor, context.means, room(tensor.codes))
     if context.search and context.stats is not None:
         return weighted.quantize_weighted(w, scheme, context.stats.mean_square, name)
     tensor = rtn.quantize_tensor(w, scheme, name, context.search)
     if not context.search or not keeps_sums(scheme):
         return tensor
-    if context.means is None:
-        return keep_row_sums(w, tensor)
-    return keep_means(w, tensor, context.means)
+    return _keep_sums(w, tensor, context.means)
+
+
+def _keep_sums(
+    w: F32, tensor: QuantizedTensor, means: F32 | None, room: Room | None = None
+) -> QuantizedTensor:
+    if means is None:
+        return keep_row_sums(w, tensor, room)
+    return keep_means(w, tensor, means, room)
 
 
 QUANTIZERS: Mapping[str, Quantizer] = {
@@ -96,6 +109,7 @@ def quantize_tensor(
     stats: LayerStats | None = None,
     shared: Any = None,
     means: F32 | None = None,
+    pairs: bool = False,
 ) -> QuantizedTensor:
     """Quantize one weight matrix.
 
@@ -114,6 +128,8 @@ def quantize_tensor(
         from this matrix alone.
     means : float32 [S, K], optional
         What the layer's inputs may be on average, without calibration.
+    pairs : bool
+        Neighbours among 8-bit codes are to fit together (`families.pairs`).
 
     Returns
     -------
@@ -131,4 +147,4 @@ def quantize_tensor(
     quantizer = quantizer_of(scheme)
     if shared is None:
         shared = prepare({name: w}, scheme, None, Silent())
-    return quantizer.tensor(w, scheme, name, QuantContext(search, stats, shared, means))
+    return quantizer.tensor(w, scheme, name, QuantContext(search, stats, shared, means, pairs))

@@ -138,8 +138,11 @@ class Choice:
         return self.decisions[name]
 
 
-def prepare_activations(choice: Choice) -> Preparation | None:
-    """``(xq, xs, xsum)`` of `apq_tvm.ops.activations.quantize`; x itself for float activations."""
+def prepare_activations(choice: Choice, unsigned: bool = False) -> Preparation | None:
+    """``(xq, xs, xsum)`` of `apq_tvm.ops.activations.quantize`; x itself for float activations.
+
+    `unsigned` is of rows with zero points alone.
+    """
     from apq_tvm.schedules.linear.quantize import (
         in_bundles,
         quantize_behind,
@@ -157,13 +160,13 @@ def prepare_activations(choice: Choice) -> Preparation | None:
     # Arm's bundles have a rule of their own, and are of rows that are there.
     bundles, gather = in_bundles(choice.profile, *sizes), None
     if not bundles and scheme.act_bits > 1:
-        gather = partial(windows_func, groups, *sizes)
+        gather = partial(windows_func, groups, *sizes, unsigned)
 
     def make(decide: Decide, normalize: Normalize | None = None) -> Any:
-        return quantize_func(spec.k, *groups, choice.profile, decide, *sizes, normalize)
+        return quantize_func(spec.k, *groups, choice.profile, decide, *sizes, normalize, unsigned)
 
     return Preparation(
-        f"quantize_k{spec.k}_{named}{bits}{zero_point(spec)}",
+        f"quantize_k{spec.k}_{named}{bits}{'_unsigned' if unsigned else zero_point(spec)}",
         make,
         schedule=None if bundles else schedule_quantize,
         gather=gather,
@@ -180,6 +183,7 @@ def windows_func(
     groups: tuple[int, int],
     bits: int,
     asymmetric: bool,
+    unsigned: bool,
     shape: Sequence[Dim],
     geometry: Geometry,
     channels: tuple[int, int],
@@ -190,7 +194,7 @@ def windows_func(
 
     return lambda decide: quantize_windows(
         shape, geometry, channels, groups, decide("lanes", LANES), bits, asymmetric,
-        decide("scratch", WINDOWS),
+        decide("scratch", WINDOWS), unsigned,
     )  # fmt: skip
 
 

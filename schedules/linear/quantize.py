@@ -54,6 +54,7 @@ def quantize_func(
     bits: int = 8,
     asymmetric: bool = False,
     normalize: Normalize | None = None,
+    unsigned: bool = False,
 ) -> Any:
     """The unscheduled PrimFunc with this device's choices.
 
@@ -70,6 +71,8 @@ def quantize_func(
         Whether rows have zero points.
     normalize : Normalize or None
         What makes x, in the same function.
+    unsigned : bool
+        Of rows with zero points, on x86: codes are 1 to 215.
     """
     rows = task_rows(k, decide)
     if in_bundles(profile, bits, asymmetric):
@@ -80,10 +83,10 @@ def quantize_func(
         return quantize_group_bundles(k, act_group, together, rows, bits, normalize)
     if profile.arch == "x86_64" and takes_bundles(k, act_group, weight_group, bits, asymmetric):
         rows = -(-rows // together) * together
-        return quantize_row_bundles(k, together, rows, normalize)
+        return quantize_row_bundles(k, together, rows, normalize, unsigned)
     lanes = decide("lanes", LANES)
     sizes = (k, act_group, weight_group, lanes, rows, bits)
-    return quantize_activations(*sizes, asymmetric, normalize)
+    return quantize_activations(*sizes, asymmetric, normalize, unsigned)
 
 
 def quantize_behind(producer: Any, profile: DeviceProfile, make: Callable[..., Any]) -> Any:

@@ -10,6 +10,7 @@ are figures of a machine, in rules (`apq_tvm.schedules.linear.rules`) of
 The first rule that is for a kernel decides. Without one it is chosen from `m_tile` on. The answers:
 
 - ``least``, ``most``: rows of x;
+- ``least_whole``: ``least`` where a row of weights has one scale;
 - ``most_act_bits``: bits of weights → the most bits of activations for which planes of both are
   multiplied faster than integers; for other bits of weights they never are.
 """
@@ -37,12 +38,15 @@ class Rule(rules.Rule):
     ----------
     least, most : int
         Rows; `most` -1 is no limit. A kernel's `m_tile` holds in any case.
+    least_whole : int or None
+        `least` of layers that have one scale for a whole row of weights; None where it is the same.
     most_act_bits : mapping of int to int, or None
         Bits of weights → most bits of activations; None where it does not matter.
     """
 
     least: int = 1
     most: int = -1
+    least_whole: int | None = None
     most_act_bits: Mapping[int, int] | None = None
 
 
@@ -57,7 +61,11 @@ def _rule(words: dict[str, Any], key: str) -> Rule:
     return Rule(**words)
 
 
-THRESHOLDS = rules.Kind("thresholds", {"least": int, "most": int, "most_act_bits": dict}, _rule)
+THRESHOLDS = rules.Kind(
+    "thresholds",
+    {"least": int, "most": int, "least_whole": int, "most_act_bits": dict},
+    _rule,
+)
 
 
 def rule_of(kernel: LinearKernel, profile: DeviceProfile) -> rules.Found[Rule] | None:
@@ -86,7 +94,10 @@ def rows_of(kernel: LinearKernel, spec: LinearSpec, profile: DeviceProfile) -> t
                 f"{kernel.instruction.name} for {kernel.m_tile} rows of x; this is {q}*{p} "
                 f"({source(found, profile)})"
             )
-    return max(rule.least, kernel.m_tile), rule.most
+    least = rule.least
+    if rule.least_whole is not None and spec.scheme is not None and spec.scheme.group_size == -1:
+        least = rule.least_whole
+    return max(least, kernel.m_tile), rule.most
 
 
 def source(found: rules.Found[Rule], profile: DeviceProfile) -> str:

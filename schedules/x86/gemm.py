@@ -73,6 +73,7 @@ def integer_blocking(
     group, kp = layout.group_width(spec.k), layout.padded_k(spec.k)
     whole = group == kp
     m_tile, vectors = decide("tile", fitting_tiles(tiles(whole), layout.row_blocks(spec.n)))
+    assert m_tile <= TALLEST  # what the kernel's record promises to be given
     step = UNIT_K if whole else max(UNIT_K, group)
     target = most(vectors * layout.rows)
     targets = dict.fromkeys((target, 256, 512, 384, 1024, 2048))

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from tvm import tirx
+
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, i32
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, VECTORS
 from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand, View, pair
@@ -56,17 +58,24 @@ def byte_products(tile: Tile) -> Meaning:
     return _integer_products(tile, 4, "int8", "uint8")
 
 
+def signed_products(tile: Tile) -> Meaning:
+    """A micro-kernel ``(a int8, b int8, c int32)``, where `a` has the bits of unsigned bytes."""
+    return _integer_products(tile, 4, "int8", "int8", partial(tirx.reinterpret, "uint8"))
+
+
 def word_products(tile: Tile) -> Meaning:
     """A micro-kernel ``(a int16, b int16, c int32)``."""
     return _integer_products(tile, 2, "int16", "int16")
 
 
-def _integer_products(tile: Tile, run: int, x: str, codes: str) -> Meaning:
-    """Of 32 bits of each operand at once: `run` k."""
+def _integer_products(
+    tile: Tile, run: int, x: str, codes: str, meant: Callable[[Expr], Expr] = lambda code: code
+) -> Meaning:
+    """Of 32 bits of each operand at once: `run` k; `meant` says what an element of x means."""
 
     def term(axes: Sequence[Expr], a: Load, w: Load) -> Expr:
         m, j, r, k, i = axes
-        return a(m, k * run + i).astype("int32") * w(j, k, r, i).astype("int32")
+        return meant(a(m, k * run + i)).astype("int32") * w(j, k, r, i).astype("int32")
 
     panel = (tile.vectors, tile.k // run, tile.lanes, run)
     operands = (

@@ -25,6 +25,7 @@ from apq_tvm.tensorize.meaning.tile import (
     byte_products,
     dequantization,
     float_products,
+    signed_products,
     tile_pair,
     unit_products,
     word_products,
@@ -80,6 +81,16 @@ def word_gemm_intrinsic(tile: Tile) -> str:
     return register(f"apq_maddwd_{tile}_s16s16s32", lambda: tile_pair(meaning, body))
 
 
+def pair_gemm_intrinsic(tile: Tile) -> str:
+    """Register (once) and name the micro-kernel ``apq_maddubs_<m>x<n>x<k>_u8s8s32``.
+
+    Of signed codes of 8 bits of which no two neighbours exceed 152 together, and x whose bits are
+    unsigned, up to 215: 215 * 152 = 32680 fits int16.
+    """
+    meaning, body = signed_products(tile), partial(_widened, tile, signed=True)
+    return register(f"apq_maddubs_{tile}_u8s8s32", lambda: tile_pair(meaning, body))
+
+
 def float_gemm_intrinsic(tile: Tile) -> str:
     """Register (once) and name the micro-kernel ``apq_fma{bits}_<m>x<n>x<k>_f32f32f32``."""
     name = f"apq_fma{32 * tile.lanes}_{tile}_f32f32f32"  # 80 columns are 5 zmm or 10 ymm
@@ -100,7 +111,7 @@ def _ramp(start: Expr, lanes: int) -> Expr:
 
 def _broadcast_quad(a: Buffer, m: Expr, k: Expr, lanes: int, dtype: str) -> Expr:
     """Four activations of row m, repeated in every 32-bit lane."""
-    quad = tirx.reinterpret("int32", a.vload([m, k * 4], "int8x4"))
+    quad = tirx.reinterpret("int32", a.vload([m, k * 4], f"{a.dtype}x4"))
     return tirx.reinterpret(f"{dtype}x{4 * lanes}", tirx.Broadcast(quad, lanes))
 
 
@@ -124,8 +135,8 @@ def _maddwd(a: Expr, w: Expr) -> Expr:
     return llvm("int32x8", "llvm.x86.avx2.pmadd.wd", a, w)
 
 
-def _maddubs(codes: Expr, activations: Expr) -> Expr:
-    return llvm("int16x16", "llvm.x86.avx2.pmadd.ub.sw", codes, activations)
+def _maddubs(unsigned: Expr, signed: Expr) -> Expr:
+    return llvm("int16x16", "llvm.x86.avx2.pmadd.ub.sw", unsigned, signed)
 
 
 def _maddubs_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer, sums: int) -> None:
@@ -152,12 +163,16 @@ def _maddubs_body(tile: Tile, a: Buffer, w: Buffer, c: Buffer, sums: int) -> Non
             _accumulate(c, m, j, 8, lambda acc: acc + total)
 
 
-def _widened(tile: Tile, a: Buffer, w: Buffer, c: Buffer) -> None:
-    """Every result of vpmaddubsw by itself: no register but the accumulators lives for long."""
+def _widened(tile: Tile, a: Buffer, w: Buffer, c: Buffer, signed: bool = False) -> None:
+    """Every result of vpmaddubsw by itself: no register but the accumulators lives for long.
+
+    Codes are the `signed` operand, or the other.
+    """
     ones = tirx.Broadcast(tirx.const(1, "int16"), 16)
     with b.serial(0, tile.k // 4) as k, b.unroll(tile.m) as m, b.unroll(tile.vectors) as j:
-        quad = _broadcast_quad(a, m, k, 8, "int8")
-        total = _maddwd(_maddubs(w.vload([j, k, 0, 0], "uint8x32"), quad), ones)
+        quad = _broadcast_quad(a, m, k, 8, a.dtype)
+        codes = w.vload([j, k, 0, 0], f"{w.dtype}x32")
+        total = _maddwd(_maddubs(quad, codes) if signed else _maddubs(codes, quad), ones)
         _accumulate(c, m, j, 8, lambda acc: acc + total)
 
 

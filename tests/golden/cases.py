@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from apq_tvm.formats import FAMILIES, parse_scheme
 from apq_tvm.formats.anyprec_cells import has_cells
+from apq_tvm.formats.integer import PAIR_MOST, PAIR_SUM
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.devices import PROFILES, find_profile
 from apq_tvm.types import DeviceProfile, Scheme
@@ -71,8 +72,11 @@ def spec_of(scheme: Scheme | None, shape: tuple[int, int, str]) -> LinearSpec:
         channels = 1 if "c1" in str(scheme) or has_cells(scheme) else 16
         sizes: tuple[tuple[str, int], ...] = (("channels", channels),)
     else:
-        sizes = ()
-    return LinearSpec(n, k, scheme, bool(activation), activation, bool(activation), sizes)
+        sizes = ((PAIR_SUM, PAIR_MOST),) if str(scheme) == "W8A8" else ()
+    return LinearSpec(
+        n, k, scheme, bool(activation), activation, bool(activation), sizes,
+        asymmetric=scheme is not None and scheme.asymmetric_acts,
+    )  # fmt: skip
 
 
 def in_full() -> tuple[DeviceProfile, ...]:

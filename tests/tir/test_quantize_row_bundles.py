@@ -10,6 +10,7 @@ import pytest
 from built import built
 from scheduled import AVX512, PROFILES
 
+from apq_tvm.formats.integer import PAIR_INPUT
 from apq_tvm.ops.activations.quantize import quantize_activations
 from apq_tvm.ops.activations.row_bundles import RowBundles, quantize_row_bundles
 from apq_tvm.schedules.decide import Defaults
@@ -25,10 +26,13 @@ def run(func: Any, profile: DeviceProfile, x: Any) -> tuple[Any, Any, Any]:
     return results
 
 
-def both(x: Any, profile: DeviceProfile, lanes: int) -> list[tuple[Any, Any, Any]]:
+def both(
+    x: Any, profile: DeviceProfile, lanes: int, unsigned: bool = False
+) -> list[tuple[Any, Any, Any]]:
     k = x.shape[1]
-    one_by_one = quantize_activations(k, -1, -1, asymmetric=True)
-    return [run(f, profile, x) for f in (quantize_row_bundles(k, lanes, 2 * lanes), one_by_one)]
+    bundles = quantize_row_bundles(k, lanes, 2 * lanes, unsigned=unsigned)
+    one_by_one = quantize_activations(k, -1, -1, asymmetric=True, unsigned=unsigned)
+    return [run(func, profile, x) for func in (bundles, one_by_one)]
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -57,6 +61,21 @@ def test_what_is_no_number_stays_in_its_row(profile: DeviceProfile, value: float
         np.testing.assert_array_equal(mine[others], wanted[others])
     assert not np.isfinite(factors[5]).any()
     assert codes.min() >= -127 and (np.abs(sums) <= 127 * 64).all()
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_unsigned_codes_mean_the_same(profile: DeviceProfile) -> None:
+    rng = np.random.default_rng(3)
+    x = (rng.standard_normal((37, 96)) + rng.uniform(-3, 3, (37, 1))).astype(np.float32)
+    x[4] = 0
+    bundles, plain = both(x, profile, 8, unsigned=True)
+    for mine, wanted in zip(bundles[:2], plain[:2], strict=True):
+        np.testing.assert_array_equal(mine, wanted)
+    codes, factors = plain[0].view(np.uint8), plain[1].astype(np.float64)
+    assert codes.min() >= 1 and codes.max() <= PAIR_INPUT
+    spread = np.maximum(x.max(1), 0) - np.minimum(x.min(1), 0)
+    np.testing.assert_allclose(factors[:, 0], spread / (PAIR_INPUT - 2), rtol=1e-6)
+    assert (np.abs(codes * factors[:, :1] + factors[:, 1:] - x) <= 0.501 * factors[:, :1]).all()
 
 
 def test_x86_rounds_in_bundles_where_rows_are_whole_vectors() -> None:

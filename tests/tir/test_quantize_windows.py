@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from built import built
 
+from apq_tvm.formats.integer import PAIR_INPUT
 from apq_tvm.ops.activations import windows, windows_lines, windows_strips
 from apq_tvm.ops.activations.quantize import ASYMMETRIC
 from apq_tvm.ops.activations.windows_lines import LineWindows
@@ -50,6 +51,10 @@ LINES = (
 """The same, of channels that are no whole vectors."""
 
 
+OTHER = ((2, 8, 8, 24), Geometry((3, 3), (1, 1), (1, 2), (1, 2), (1, 2)), (0, 24), 8)
+"""Windows that are gathered one by one."""
+
+
 def extents(x: Any, geometry: Geometry) -> list[int]:
     """Positions along every axis."""
     return [int(geometry.extent(i, i64(size))) for i, size in enumerate(x.shape[1:-1])]
@@ -62,9 +67,12 @@ def quantized(
     bits: int,
     asymmetric: bool = False,
     known: bool = True,
+    unsigned: bool = False,
 ) -> list[Any]:
     shape = ("n", *(x.shape[1:-1] if known else ["h", "w", "d"][: x.ndim - 2]), x.shape[-1])
-    func = windows.quantize_windows(shape, geometry, channels, (-1, -1), 32, bits, asymmetric)
+    func = windows.quantize_windows(
+        shape, geometry, channels, (-1, -1), 32, bits, asymmetric, unsigned=unsigned
+    )
     m, k = len(x) * int(np.prod(extents(x, geometry))), geometry.taps * channels[1]
     factors = np.full((m, 1 + asymmetric), np.nan, np.float32)
     out = [np.full((m, -(-k // 32) * 32), 77, np.int8), factors]
@@ -135,6 +143,24 @@ def test_windows_of_a_strip_share_a_scale(
         assert np.abs(got - exact).max() <= 0.5 + 1e-4
         assert (filling == -centre).all()
         assert sums[place] == got.sum() + filling.sum()
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("case", [0, 2, len(CASES), len(CASES) + 1, -1])
+def test_unsigned_codes_mean_the_same(case: int, known: bool) -> None:
+    """Of strips, of lines, and of windows that are neither."""
+    shape, geometry, (first, count), _ = [*CASES, *LINES][case] if case >= 0 else OTHER
+    x = np.random.default_rng(abs(case)).standard_normal(shape).astype(np.float32) + np.float32(0.7)
+    x[0, :3] = 0
+    name, codes, factors, _ = quantized(x, geometry, (first, count), 8, True, known)
+    mine, other, others, _ = quantized(x, geometry, (first, count), 8, True, known, unsigned=True)
+    other = other.view(np.uint8)
+    assert mine == name and other.min() >= 1 and other.max() <= PAIR_INPUT
+    np.testing.assert_allclose(others[:, 0], factors[:, 0] * 253 / (PAIR_INPUT - 2), rtol=1e-6)
+    signed, unsigned = (
+        c * f[:, :1].astype(np.float64) + f[:, 1:] for c, f in ((codes, factors), (other, others))
+    )
+    assert (np.abs(signed - unsigned) <= 0.502 * (factors[:, :1] + others[:, :1])).all()
 
 
 def test_infinities_make_the_scale_infinite(monkeypatch: pytest.MonkeyPatch) -> None:

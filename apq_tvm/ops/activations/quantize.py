@@ -10,6 +10,8 @@ offset of integer kernels multiply (ONNX DynamicQuantizeLinear is the asymmetric
   and low the least, 0 at least and at most; ``centre = scale * round((top + low) / 2 / scale)``,
   which is minus the scale times the zero point; ``code = round(x / scale - centre / scale)``. So 0
   is a code. `xs` holds scale and centre.
+- Unsigned, of asymmetric ones: `PAIR_INPUT` takes the place of 253 + 2, and codes are from 1 on:
+  they and the centre are `UNSIGNED` scales away. Sums are of no use then, nobody reads them.
 - Columns past K are quantized as zeros.
 - A group whose largest magnitude is below 2^-100 counts as zero: scale 0, codes 0. So
   127 / absmax stays finite.
@@ -29,6 +31,7 @@ from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.codegen.layouts import UNIT_K
 from apq_tvm.errors import NotApplicable
+from apq_tvm.formats.integer import PAIR_INPUT
 from apq_tvm.ops.activations.normalize import OP, Normalize
 from apq_tvm.ops.blocks import argument, each, put, reduce_all, row_tasks
 from apq_tvm.tensorize.exprs import Buffer, Expr, PrimFunc, f32, i32, i64, magnitude_bits, whole
@@ -48,6 +51,7 @@ def quantize_activations(
     bits: int = 8,
     asymmetric: bool = False,
     normalize: Normalize | None = None,
+    unsigned: bool = False,
 ) -> PrimFunc:
     """Quantize rows of float32 activations to int8, or to fewer bits in int8.
 
@@ -69,6 +73,8 @@ def quantize_activations(
         Of 8 bits and a scale per row: with a zero point.
     normalize : Normalize or None
         What makes x; its arguments come first.
+    unsigned : bool
+        Of asymmetric ones: codes are 1..`PAIR_INPUT`.
 
     Returns
     -------
@@ -83,7 +89,7 @@ def quantize_activations(
     """
     padded, width, sum_width = checked_widths(k, act_group, weight_group, bits)
     lanes = min(lanes, sum_width)
-    made = Quantize(k, padded, width, sum_width, lanes, row_block, bits, asymmetric)
+    made = Quantize(k, padded, width, sum_width, lanes, row_block, bits, asymmetric, unsigned)
     return made.build(normalize)
 
 
@@ -124,13 +130,15 @@ class Quantize:
         row_block: int,
         bits: int,
         asymmetric: bool = False,
+        unsigned: bool = False,
     ) -> None:
         assert not asymmetric or (bits == 8 and width == padded)
-        self.asymmetric = asymmetric
+        assert asymmetric or not unsigned
+        self.asymmetric, self.above = asymmetric, float(UNSIGNED if unsigned else 0)
         self.k, self.padded, self.width, self.sum_width = k, padded, width, sum_width
         self.lanes, self.row_block = lanes, row_block
         self.bits = bits
-        self.most = float((1 << (bits - 1)) - 1)
+        self.most = float(UNSIGNED if unsigned else 1 << (bits - 1)) - 1
 
     def build(self, normalize: Normalize | None = None) -> PrimFunc:
         """The PrimFunc: blocks ``task``, ``row``, ``group`` and their steps.
@@ -230,12 +238,17 @@ class Quantize:
         with b.sblock(f"factors{suffix}"):
             b.reads(top[0], low[0])
             b.writes(inverse[0:2], self.kept(self.xs, row, slice(0, 2)))
-            scale, over, middle = range_factors(top[0], low[0])
+            scale, over, middle = self.range_factors(top[0], low[0])
             b.buffer_store(inverse, over, [0])
             b.buffer_store(inverse, middle, [1])
             self.keep(self.xs, row, i64(0), scale)
             self.keep(self.xs, row, i64(1), scale * middle)
         return inverse
+
+    def range_factors(self, top: Expr, low: Expr) -> tuple[Expr, ...]:
+        """`range_factors` of a row, by which its codes become what they are to be."""
+        scale, over, middle = range_factors(top, low, steps=self.most - 0.5)
+        return scale, over, middle - f32(self.above) if self.above else middle
 
     def _magnitude(self, row: Expr, group: Expr, x: Any, suffix: str) -> Buffer:
         """Store the scale of a group; 1 / scale."""
@@ -282,8 +295,8 @@ class Quantize:
     def rounded(self, value: Expr, middle: Expr | None) -> Expr:
         """int32: the nearest code, of a value less the row's centre."""
         value = value if middle is None else value - middle
-        value, most = tirx.nearbyint(value), tirx.const(self.most, "float32")
-        value = tirx.max(tirx.min(value, most), tirx.const(-self.most, "float32"))
+        least, most = (f32(self.above + end) for end in (-self.most, self.most))
+        value = tirx.max(tirx.min(tirx.nearbyint(value), most), least)
         return value.astype("int32")
 
     def codes(
@@ -325,6 +338,9 @@ class Quantize:
             self.keep(self.xsum, row, sum_group, total[0])
 
 
+UNSIGNED = (PAIR_INPUT + 1) // 2
+"""The middle of unsigned codes."""
+
 ASYMMETRIC = 126.5
 """Steps from the middle of a row's range to its ends; codes are up to 127, as the middle is rounded
 to a step so that 0 is a code."""
@@ -335,7 +351,9 @@ def negative_order(pattern: Expr) -> Expr:
     return tirx.bitwise_xor(pattern, i32(-(1 << 31)))
 
 
-def range_factors(top: Expr, low: Expr, room: float = 1.0, short: bool = False) -> tuple[Expr, ...]:
+def range_factors(
+    top: Expr, low: Expr, room: float = 1.0, short: bool = False, steps: float = ASYMMETRIC
+) -> tuple[Expr, ...]:
     """float32: scale, its inverse and how many scales 0 lies below the middle of a row's range.
 
     Parameters
@@ -348,11 +366,13 @@ def range_factors(top: Expr, low: Expr, room: float = 1.0, short: bool = False) 
         By how much scales are larger than the range asks for.
     short : bool
         Whether the scale is to be `shortened`.
+    steps : float
+        From the middle of the range to its ends.
     """
     half_top, half_low = (
         tirx.reinterpret("float32", pattern) * f32(0.5) for pattern in (top, negative_order(low))
     )
-    scale, over = scale_and_inverse((half_top - half_low) * f32(room), ASYMMETRIC, short)
+    scale, over = scale_and_inverse((half_top - half_low) * f32(room), steps, short)
     return scale, over, tirx.nearbyint((half_top + half_low) * over)
 
 

@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.ops.activations.normalize import Normalize
-from apq_tvm.ops.activations.quantize import Quantize, checked_widths, negative_order, range_factors
+from apq_tvm.ops.activations.quantize import Quantize, checked_widths, negative_order
 from apq_tvm.ops.blocks import each, reduce_rows
 from apq_tvm.tensorize.exprs import (
     MAGIC,
@@ -46,7 +46,11 @@ def takes_bundles(k: int, act_group: int, weight_group: int, bits: int, asymmetr
 
 
 def quantize_row_bundles(
-    k: int, lanes: int, row_block: int, normalize: Normalize | None = None
+    k: int,
+    lanes: int,
+    row_block: int,
+    normalize: Normalize | None = None,
+    unsigned: bool = False,
 ) -> PrimFunc:
     """Quantize rows of float32 activations to int8, with zero points.
 
@@ -58,7 +62,7 @@ def quantize_row_bundles(
         32-bit lanes of a vector.
     row_block : int
         Rows in one parallel task, a multiple of `lanes`.
-    normalize : Normalize or None
+    normalize, unsigned
         As in `apq_tvm.ops.activations.quantize.quantize_activations`.
 
     Returns
@@ -68,9 +72,8 @@ def quantize_row_bundles(
     """
     padded, width, sum_width = checked_widths(k, -1, -1, 8)
     assert padded == k and row_block % lanes == 0
-    return RowBundles(lanes, k, padded, width, sum_width, ROUNDED, row_block, 8, True).build(
-        normalize
-    )
+    sizes = (k, padded, width, sum_width, ROUNDED, row_block)
+    return RowBundles(lanes, *sizes, 8, True, unsigned).build(normalize)
 
 
 class RowBundles(Quantize):
@@ -108,10 +111,10 @@ class RowBundles(Quantize):
             self._ask_ahead(row)
             self._keep(part, sums, r)
         total = reduce_rows("total_tree", "add", sums)
-        most = i32(self.k * 127)
+        least, most = (i32(self.k * int(self.above + end)) for end in (-self.most, self.most))
         with self._lanes() as e:
             # A NaN is no code: its row is NaN, whatever its codes are.
-            bound = tirx.max(tirx.min(total[e], most), i32(-self.k * 127))
+            bound = tirx.max(tirx.min(total[e], most), least)
             b.buffer_store(self.xsum, bound, [first + e, 0])
 
     def _ask_ahead(self, row: Expr) -> None:
@@ -145,7 +148,7 @@ class RowBundles(Quantize):
         """Store scales and centres; 1 / scale and the centre in scales."""
         inverse, middle, scale = (self._vector("float32") for _ in range(3))
         with self._lanes() as e:
-            factors = range_factors(ends[0][e], ends[1][e])
+            factors = self.range_factors(ends[0][e], ends[1][e])
             for kept, value in zip((scale, inverse, middle), factors, strict=True):
                 b.buffer_store(kept, value, [e])
         with b.serial(0, i64(self.together)) as r:

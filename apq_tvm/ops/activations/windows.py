@@ -35,6 +35,7 @@ def quantize_windows(
     bits: int,
     asymmetric: bool = False,
     scratch: int = SCRATCH,
+    unsigned: bool = False,
 ) -> PrimFunc:
     """Quantize the windows of an image to int8, or to fewer bits in int8.
 
@@ -47,7 +48,7 @@ def quantize_windows(
         The first one that is read, and how many.
     groups : tuple of int
         Columns that share a scale, and a sum; -1 for a whole row.
-    lanes, bits, asymmetric
+    lanes, bits, asymmetric, unsigned
         As in `apq_tvm.ops.activations.quantize.quantize_activations`.
     scratch : int
         float32 in the rows of a task; of strips and lines, whose codes share a scale, nothing.
@@ -65,18 +66,18 @@ def quantize_windows(
     """
     if bits == 1:
         raise NotApplicable("padding has no sign: activations of one bit need K columns")
-    k = geometry.taps * channels[1]
+    k, rounding = geometry.taps * channels[1], (bits, asymmetric, unsigned)
     padded, width, sum_width = checked_widths(k, *groups, bits)
     if sum_width == padded:
         sizes, in_strips = (k, padded, width, sum_width), strip_lanes(geometry, channels[1])
         if in_strips:
-            strips = StripWindows(*sizes, in_strips, 1, bits, asymmetric)
+            strips = StripWindows(*sizes, in_strips, 1, *rounding)
             return strips.of(shape, geometry, channels)
         if takes_lines(geometry, channels == (0, shape[-1])):
-            lines = LineWindows(*sizes, LANES, 1, bits, asymmetric)
+            lines = LineWindows(*sizes, LANES, 1, *rounding)
             return lines.of(shape, geometry, channels)
     rows = max(1, scratch // padded)
-    quantize = _Windows(k, padded, width, sum_width, min(lanes, sum_width), rows, bits, asymmetric)
+    quantize = _Windows(k, padded, width, sum_width, min(lanes, sum_width), rows, *rounding)
     return quantize.of(shape, geometry, channels)
 
 

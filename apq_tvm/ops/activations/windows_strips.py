@@ -20,7 +20,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
 
-from apq_tvm.ops.activations.quantize import negative_order, range_factors, scale_and_inverse
+from apq_tvm.ops.activations.quantize import negative_order, scale_and_inverse
 from apq_tvm.ops.activations.windows_frame import QuantizeWindows
 from apq_tvm.ops.blocks import loops, reduce_all
 from apq_tvm.ops.images.windows import Geometry
@@ -190,7 +190,7 @@ class StripWindows(QuantizeWindows):
         if not self.asymmetric:
             scale, over = scale_and_inverse(tirx.reinterpret("float32", ends[0]), self.most)
             return b.bind(scale), f32(0), (b.bind(over), f32(MAGIC)), i32(0)
-        scale, over, middle = range_factors(ends[0], ends[1])
+        scale, over, middle = self.range_factors(ends[0], ends[1])
         centre = b.bind(middle)
         rounds = b.bind(over), b.bind(f32(MAGIC) - centre)
         return b.bind(scale), centre, rounds, b.bind(i32(0) - centre.astype("int32"))

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from apq_tvm.quantizers.families.kept_sums import row_parts
+from apq_tvm.quantizers.families.kept_sums import Room, room_of, row_parts
 from apq_tvm.types import F32, QuantizedTensor
 
 SUM, ESTIMATED = 1.0, 0.3
@@ -25,7 +25,9 @@ CHUNK = 1 << 22
 """Weights looked at together."""
 
 
-def keep_means(w: F32, tensor: QuantizedTensor, means: F32) -> QuantizedTensor:
+def keep_means(
+    w: F32, tensor: QuantizedTensor, means: F32, room: Room | None = None
+) -> QuantizedTensor:
     """Round again so that products with some vectors are nearly those of the weights.
 
     Parameters
@@ -35,6 +37,8 @@ def keep_means(w: F32, tensor: QuantizedTensor, means: F32) -> QuantizedTensor:
         Uniform integers with one scale per row.
     means : float32 [S, K]
         What inputs may be on average; their size does not matter.
+    room : Room, optional
+        What codes may become.
 
     Returns
     -------
@@ -42,7 +46,7 @@ def keep_means(w: F32, tensor: QuantizedTensor, means: F32) -> QuantizedTensor:
         With the same scales and zero points.
     """
     order, directions, back = _feedback(means)
-    codes = np.empty_like(tensor.codes)
+    codes, (low, high) = np.empty_like(tensor.codes), room or room_of(tensor)
     for part, scale, zeros in row_parts(tensor, CHUNK):
         zero = zeros[:, 0]
         exact = np.ascontiguousarray((w[part] / scale).T[order])
@@ -50,7 +54,7 @@ def keep_means(w: F32, tensor: QuantizedTensor, means: F32) -> QuantizedTensor:
         made = np.empty(exact.shape, np.uint8)
         for at, column in enumerate(exact):
             code = np.rint(column - back[at] @ due + zero)
-            np.clip(code, 0, (1 << tensor.scheme.bits) - 1, out=code)
+            np.clip(code, low[part, order[at]], high[part, order[at]], out=code)
             made[at] = code
             due += directions[at, :, None] * (code - zero - column)
         codes[part, order] = made.T

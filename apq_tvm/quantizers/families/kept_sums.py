@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apq_tvm.types import F32, QuantizedTensor, Scheme
 
@@ -26,13 +27,25 @@ MOST = 4
 CHUNK = 1 << 20
 """Weights looked at together."""
 
+Room = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+"""Least and greatest of what each code [N, K] may become."""
+
 
 def keeps_sums(scheme: Scheme) -> bool:
     """Whether rows of a scheme are rounded so that their sums stay: one scale for a whole row."""
     return scheme.group_size == -1 and scheme.bits >= LEAST_BITS
 
 
-def keep_row_sums(w: F32, tensor: QuantizedTensor) -> QuantizedTensor:
+def room_of(tensor: QuantizedTensor) -> Room:
+    """All codes that there are."""
+    largest, shape = (1 << tensor.scheme.bits) - 1, tensor.codes.shape
+    return (
+        np.broadcast_to(np.uint8(0), shape),
+        np.broadcast_to(np.uint8(largest), shape),
+    )
+
+
+def keep_row_sums(w: F32, tensor: QuantizedTensor, room: Room | None = None) -> QuantizedTensor:
     """Move a few codes by one so that the sum of each row is nearly that of its weights.
 
     Parameters
@@ -40,20 +53,23 @@ def keep_row_sums(w: F32, tensor: QuantizedTensor) -> QuantizedTensor:
     w : float32 [N, K]
     tensor : QuantizedTensor
         Uniform integers with one scale per row, rounded to nearest.
+    room : Room, optional
+        What codes may become.
 
     Returns
     -------
     QuantizedTensor
         The sum of a row differs from that of its weights by half a step, if enough codes may move.
     """
-    most, largest = max(1, w.shape[1] // MOST), (1 << tensor.scheme.bits) - 1
+    most, (low, high) = max(1, w.shape[1] // MOST), room or room_of(tensor)
     codes = tensor.codes.copy()
     for part, scale, zero in row_parts(tensor, CHUNK):
         error = codes[part].astype(np.float32) - zero - w[part] / scale
         steps = np.rint(error.sum(1)) * (tensor.scales[part, 0] != 0)
         for row in np.flatnonzero((steps != 0) & (np.abs(steps) <= most)):
             count, sign = int(abs(steps[row])), 1 if steps[row] > 0 else -1
-            _move(codes[part][row], error[row] * sign, count, sign, largest)
+            stop = (low if sign > 0 else high)[part][row]
+            _move(codes[part][row], error[row] * sign, count, sign, stop)
     return replace(tensor, codes=codes)
 
 
@@ -76,9 +92,9 @@ def row_parts(tensor: QuantizedTensor, weights: int) -> Iterator[tuple[slice, F3
         yield part, usable[part], zeros[part]
 
 
-def _move(codes: np.ndarray, error: F32, count: int, sign: int, largest: int) -> None:
+def _move(codes: np.ndarray, error: F32, count: int, sign: int, stop: np.ndarray) -> None:
     """Move the `count` codes of the largest error by `sign` towards their weights."""
-    free = np.where(codes == (0 if sign > 0 else largest), np.float32(-1), error)
+    free = np.where(codes == stop, np.float32(-1), error)
     picked = np.argpartition(free, len(free) - count)[len(free) - count :]
     picked = picked[free[picked] > 0]
     codes[picked] = codes[picked].astype(np.int16) - sign
