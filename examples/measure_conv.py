@@ -6,7 +6,7 @@ random, or paths of ONNX files; ``--size 1x3x640x640`` is for inputs whose sizes
 per channel, int8 weights, uint8 and int8 activations: the fastest counts. All take turns in one
 process; one thread is timed by its own clock, which stands while others use the core, two by the
 wall's. Rows lie in ``docs/measured/conv_TARGET.json``, a file for each machine. ``--target znver3``
-measures code for other machines here.
+measures code for other machines here; `avx2_only` gives it the rivals of such machines.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import avx2_only
 import doc_tables
 import measure
 import measured
@@ -167,6 +168,7 @@ def main() -> None:
     shape = tuple(map(int, arguments.size.split("x")))
     machine = measure.place()
     target = machine["target"] if arguments.target == "host" else arguments.target
+    table = f"conv_{machine['target']}" + ("_avx2" if avx2_only.told() else "")
     for name in arguments.models:
         with tempfile.TemporaryDirectory(prefix="apq-conv-") as made:
             path = Path(name) if name.endswith(".onnx") else exported(name, Path(made))
@@ -174,7 +176,7 @@ def main() -> None:
             for row in rows(*given):
                 print(row, flush=True)
                 keys = ("model", "target", "batch", "threads")
-                measured.store(f"conv_{machine['target']}", [row], machine, merge_by=keys)
+                measured.store(table, [row], machine, merge_by=keys)
     doc_tables.render_all()
 
 

@@ -118,8 +118,9 @@ def multiplies_pairs(profile: DeviceProfile) -> bool:
 
     So it is on x86 with ``vpmaddubsw`` and without VNNI.
     """
-    faster = {"avxvnni", "avx512vnni"}
-    return "avx2" in profile.features and not profile.features & faster
+    from apq_tvm.schedules.x86.instructions import VNNI
+
+    return "avx2" in profile.features and not profile.features & VNNI
 
 
 def four_dots(profile: DeviceProfile) -> tuple[FourDot, ...]:

@@ -141,7 +141,7 @@ class Choice:
 def prepare_activations(choice: Choice, unsigned: bool = False) -> Preparation | None:
     """``(xq, xs, xsum)`` of `apq_tvm.ops.activations.quantize`; x itself for float activations.
 
-    `unsigned` is of rows with zero points alone.
+    `unsigned` is of rows with zero points alone, and ``(xq, xs)``.
     """
     from apq_tvm.schedules.linear.quantize import (
         in_bundles,

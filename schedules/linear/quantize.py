@@ -152,7 +152,8 @@ def schedule_strips(sch: Any) -> Any:
     """Schedule `apq_tvm.ops.activations.windows_strips`, whose vectors are there."""
     sch.parallel(sch.fuse(*sch.get_loops(sch.get_sblock("task"))))
     low = [("lowest", "max")] if has_block(sch, "lowest") else []
-    for name, operation in (("largest", "max"), *low, ("total", "add")):
+    total = [("total", "add")] if has_block(sch, "total") else []
+    for name, operation in (("largest", "max"), *low, *total):
         _reduce(sch, sch.get_sblock(name), operation, "int32")
     schedule_trees(sch)
     return sch.mod["main"]
@@ -192,13 +193,15 @@ def schedule_group(
     chunks, lane = sch.get_loops(largest)
     sch.vectorize(lane)  # before its init leaves it: then it is no reduction block any more
     sch.decompose_reduction(largest, chunks)
-    for name in ("clear", "code", *stores, "add"):
+    summed = has_block(sch, f"total{suffix}")
+    for name in ("clear", "code", *stores, "add") if summed else ("code", *stores):
         sch.vectorize(sch.get_loops(sch.get_sblock(f"{name}{suffix}"))[-1])
     # The scale of signs is a mean: a float32 sum.
     dtype = str(sch.get(sch.get_sblock(f"top{suffix}")).writes[0].source.dtype)
     top = ("top", "add" if dtype == "float32" else "max", dtype)
     low = [("low", "max", "int32")] if has_block(sch, f"low{suffix}") else []
-    for name, operation, dtype in (top, *low, ("total", "add", "int32")):
+    total = [("total", "add", "int32")] if summed else []
+    for name, operation, dtype in (top, *low, *total):
         _reduce(sch, sch.get_sblock(f"{name}{suffix}"), operation, dtype)
     (chunk,) = sch.get_loops(sch.get_sblock(f"chunk{suffix}"))
     extent = int(sch.get(chunk).extent)

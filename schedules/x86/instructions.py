@@ -17,6 +17,10 @@ MADDWD = Instruction("maddwd", ("avx2",), 8)
 """Of words: 8-bit codes where ``vpmaddubsw`` saturates."""
 
 
+VNNI = frozenset({"avxvnni", "avx512vnni"})
+"""Features with either of which there is ``vpdpbusd``, which sums products of any bytes exactly."""
+
+
 def dot_record(instruction: DotInstruction) -> Instruction:
     """Of a dot product of integers."""
     return Instruction(instruction.name, ("|".join(instruction.features),), instruction.rows)

@@ -1,7 +1,8 @@
-"""GEMMs of 8-bit codes by ``vpmaddubsw`` where no two neighbours exceed 152 together."""
+"""8-bit codes by ``vpmaddubsw`` where no two neighbours exceed 152 together."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,19 +15,28 @@ from apq_tvm.schedules.decide import Decide
 from apq_tvm.schedules.linear.checks import check_integer, interleaved
 from apq_tvm.schedules.linear.gemm_stages import schedule_stages
 from apq_tvm.schedules.linear.kernel import Choice, LinearKernel, prepare_activations
+from apq_tvm.schedules.linear.streams import M_TILES
+from apq_tvm.schedules.x86 import gemv
 from apq_tvm.schedules.x86.gemm import integer_blocking, panel_block
-from apq_tvm.schedules.x86.instructions import dot_record
+from apq_tvm.schedules.x86.instructions import VNNI, dot_record
 from apq_tvm.schedules.x86.tiles import TALLEST, micro_kernel, widened_tiles
-from apq_tvm.tensorize.x86.dot import MADDUBS
+from apq_tvm.tensorize.x86.dot import PAIRS
 from apq_tvm.tensorize.x86.gemm import pair_gemm_intrinsic
 from apq_tvm.types import DeviceProfile
 
-LANES = MADDUBS.rows
+LANES = PAIRS.rows
+
+WEIGHTS = "Wp8"
+"""In names: 8-bit codes whose neighbours fit together."""
+
+_unsigned = partial(prepare_activations, unsigned=True)
 
 
 def _check(spec: LinearSpec, profile: DeviceProfile) -> None:
-    check_integer(spec, profile, MADDUBS.features, LANES)
+    check_integer(spec, profile, PAIRS.features, LANES)
     assert spec.scheme is not None
+    if profile.features & VNNI:
+        raise NotApplicable(f"{profile.name} has vpdpbusd, which takes any codes and is faster")
     if spec.scheme.zero_points or not spec.asymmetric:
         raise NotApplicable(f"is for activations and weights of one scale a row, not {spec.scheme}")
     if PAIR_SUM not in dict(spec.details):
@@ -49,10 +59,19 @@ def _schedule(sch: Any, choice: Choice) -> None:
     micro_kernel(sch, pair_gemm_intrinsic(choice.plan.tile(LANES)))
 
 
-PAIR_KERNEL = LinearKernel(
-    "gemm", "W8", 8, dot_record(MADDUBS), TALLEST,
+PAIR_GEMM = LinearKernel(
+    "gemm", WEIGHTS, 8, dot_record(PAIRS), TALLEST,
     check=_check, layout=lambda spec, profile: interleaved(spec, LANES),
     func=_func, schedule=_schedule, ask=_ask, bits=8,
-    prepare=partial(prepare_activations, unsigned=True),
+    prepare=_unsigned,
 )  # fmt: skip
-"""Before that of words, which any codes of 8 bits have."""
+"""Many rows of x."""
+
+
+def _gemv(m_tile: int) -> LinearKernel:
+    record = gemv.integer_kernel(PAIRS, 8, m_tile, WEIGHTS)
+    return replace(record, check=_check, prepare=_unsigned)
+
+
+PAIR_KERNELS = (PAIR_GEMM, *map(_gemv, M_TILES))
+"""In order of preference, and before those of any codes of 8 bits."""

@@ -218,14 +218,14 @@ def linear_kernels() -> tuple[LinearKernel, ...]:
     from apq_tvm.schedules.x86.gemv import GEMV_KERNELS
     from apq_tvm.schedules.x86.lut import LUT_KERNELS
     from apq_tvm.schedules.x86.mixed import MIXED_KERNELS
-    from apq_tvm.schedules.x86.pairs import PAIR_KERNEL
+    from apq_tvm.schedules.x86.pairs import PAIR_KERNELS
     from apq_tvm.schedules.x86.stepped import STEPPED_KERNELS
     from apq_tvm.schedules.x86.super_records import SUPER_KERNELS
 
     return (
         *BITSERIAL_KERNELS,
         *AMX_KERNELS,
-        PAIR_KERNEL,
+        *PAIR_KERNELS,
         *GEMM_KERNELS,
         *GEMV_KERNELS,
         *ANYPREC_KERNELS,

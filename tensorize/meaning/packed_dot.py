@@ -28,10 +28,11 @@ class UnitDot:
     unit : Unit
     m : int
         Rows of x.
-    x_dtype : {"int8", "float32"}
-        With int8 the sums are int32 and of codes, with float32 of what codes stand for.
+    x_dtype : {"int8", "uint8", "float32"}
+        With integers the sums are int32 and of codes, with float32 of what codes stand for.
+        Unsigned ones lie in int8.
     offset : int
-        Taken off the codes; of int8 alone.
+        Taken off the codes; of integers alone.
     zeros : bool
         True if there is an operand of zero points, uint8 [R] or [2, R]; of float32 alone.
     """
@@ -45,7 +46,7 @@ class UnitDot:
     @property
     def acc_dtype(self) -> str:
         """Type of the sums."""
-        return "int32" if self.x_dtype == "int8" else "float32"
+        return "float32" if self.x_dtype == "float32" else "int32"
 
     @property
     def spatial(self) -> tuple[int, ...]:
@@ -54,7 +55,8 @@ class UnitDot:
         return (*groups, *((self.m,) if self.m > 1 else ()), self.unit.rows)
 
     def __str__(self) -> str:
-        unit, short = self.unit, {"int8": "s8", "float32": "f32", "int32": "s32"}
+        unit, short = self.unit, {"int8": "s8", "uint8": "u8"}
+        short |= {"float32": "f32", "int32": "s32"}
         code = f"{'s' if self.offset else 'u'}{unit.bits}{'z' if self.zeros else ''}"
         name = f"{self.m}x{unit.rows}x{UNIT_K}_{short[self.x_dtype]}{code}{short[self.acc_dtype]}"
         return name + ("_t" if unit.whole else "") + ("_g16" if unit.groups == 2 else "")
@@ -64,10 +66,11 @@ class UnitDot:
         """Operands codes uint8 [bytes], x [m, 32] or [32], zeros if there are any, and the sums."""
         unit, rows = self.unit, (self.m,) if self.m > 1 else ()
         groups = self.spatial[: unit.groups > 1]
+        x_dtype = "int8" if self.x_dtype == "uint8" else self.x_dtype
         zeros = Operand("zeros", (*groups, unit.rows), "uint8", unit.rows)
         operands = (
             Operand("codes", (unit.nbytes,), "uint8", unit.vector_bytes),
-            Operand("x", (*rows, UNIT_K), self.x_dtype, 4, strided=self.m > 1),
+            Operand("x", (*rows, UNIT_K), x_dtype, 4, strided=self.m > 1),
             *((zeros,) if self.zeros else ()),
             Operand("acc", self.spatial, self.acc_dtype, unit.vector_bytes),
         )
@@ -84,6 +87,8 @@ class UnitDot:
         value = x(*row, (j * i64(4), c))
         if self.x_dtype == "float32":
             return centred_code(self.unit, code, zeros[0](*group, r) if zeros else None) * value
+        if self.x_dtype == "uint8":
+            value = tirx.reinterpret("uint8", value)
         centred = code - tirx.const(self.offset, "int32") if self.offset else code
         return centred * value.astype("int32")
 

@@ -23,13 +23,15 @@ in [-127, 127] give at most (2^q - 1) * 127 * 2 a lane and instruction, so int16
 
 At most 8 are summed, the vectors of one unit; then ``vpmaddwd`` with ones widens to int32. For 8
 bits the operands are |code - 128| <= 128 and the activation with the sign of (code - 128):
-128 * 127 * 2 = 32512 fits, and the result is a dot product of signed codes.
+128 * 127 * 2 = 32512 fits, and the result is a dot product of signed codes. Of codes whose
+neighbours fit together (`apq_tvm.formats.integer.PAIR_SUM`) and unsigned activations it is one as
+they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as b
@@ -59,24 +61,29 @@ class DotInstruction:
         LLVM features it needs, any one of them.
     signed8 : bool
         True if 8-bit codes are taken as ``code - 128``.
+    pairs : bool
+        True if these are such whose neighbours fit together, and activations unsigned.
     """
 
     name: str
     rows: int
     features: tuple[str, ...]
     signed8: bool
+    pairs: bool = False
 
     def meaning(self, unit: Unit, m: int) -> UnitDot:
         """The dot product of a unit with `m` rows of x."""
-        return UnitDot(unit, m, "int8", 128 if self.signed8 and unit.bits == 8 else 0)
+        offset = 128 if self.signed8 and unit.bits == 8 else 0
+        return UnitDot(unit, m, "uint8" if self.pairs else "int8", offset)
 
 
 MADDUBS = DotInstruction("maddubs", 8, ("avx2",), signed8=True)
+PAIRS = replace(MADDUBS, pairs=True)
 VNNI256 = DotInstruction("vpdpbusd256", 8, ("avxvnni", "avx512vnni"), signed8=False)
 VNNI512 = DotInstruction("vpdpbusd512", 16, ("avx512vnni",), signed8=False)
 
 INSTRUCTIONS = (VNNI512, VNNI256, MADDUBS)
-"""In order of preference."""
+"""In order of preference, of any codes."""
 
 
 def dot_intrinsic(instruction: DotInstruction, dot: UnitDot, ahead: int = 0) -> str:
@@ -123,13 +130,13 @@ def add_products(
     at = [o.sums_at(group, i) for i in rows]
     sums = [o.acc[tuple(index)] for index in at]
     vectors = range(group * unit.vectors, (group + 1) * unit.vectors)
-    if instruction is MADDUBS:
+    if instruction.name == MADDUBS.name:
         for start in range(0, len(vectors), together):
             words: list[Expr] = [None] * o.dot.m
             for vector in vectors[start : start + together]:
                 codes = values(vector)
                 for i in rows:
-                    product = _products(unit, codes, four_k(o, i, 4 * vector, unit.rows))
+                    product = _products(o.dot, codes, four_k(o, i, 4 * vector, unit.rows))
                     words[i] = product if words[i] is None else words[i] + product
             for i in rows:
                 sums[i] = sums[i] + widened(words[i])
@@ -164,11 +171,13 @@ def four_k(o: Bound, row: int, k: int, lanes: int) -> Expr:
     return for_rows(o.x.vload(o.at(row, k), "int8x4"), lanes)
 
 
-def _products(unit: Unit, codes: Expr, x: Expr) -> Expr:
+def _products(dot: UnitDot, codes: Expr, x: Expr) -> Expr:
     """int16 [16]: sums of two products; of signed codes at 8 bits."""
-    if unit.bits < 8:
+    if dot.unit.bits < 8:
         return maddubs(codes, x)
     flipped = tirx.bitwise_xor(codes, splat(0x80, "uint8", 32))
     centred = tirx.reinterpret("int8x32", flipped)
+    if dot.x_dtype == "uint8":
+        return maddubs(x, centred)
     magnitude = tirx.reinterpret("uint8x32", x86("int8x32", "avx2.psign.b", centred, centred))
     return maddubs(magnitude, x86("int8x32", "avx2.psign.b", x, centred))

@@ -16,7 +16,8 @@ from apq_tvm.formats.integer import PAIR_INPUT, PAIR_MOST, PAIR_SUM, row_sums
 from apq_tvm.ops.linear.spec import LinearSpec
 from apq_tvm.schedules.decide import Random
 from apq_tvm.schedules.devices import find_profile
-from apq_tvm.schedules.x86.pairs import PAIR_KERNEL
+from apq_tvm.schedules.linear.kernel import LinearKernel
+from apq_tvm.schedules.x86.pairs import PAIR_GEMM, PAIR_KERNELS
 from apq_tvm.types import QuantizedTensor, Scheme
 from tests.conftest import cpu_features
 
@@ -35,24 +36,30 @@ def tensor_of(n: int, k: int, rng: np.random.Generator) -> QuantizedTensor:
     return QuantizedTensor(codes.astype(np.uint8), scales, None, W8A8)
 
 
-def check(n: int, k: int, ms: tuple[int, ...], activation: str = "", decide: Any = None) -> None:
+def check(
+    n: int,
+    k: int,
+    ms: tuple[int, ...],
+    activation: str = "",
+    decide: Any = None,
+    kernel: LinearKernel = PAIR_GEMM,
+) -> None:
     if "avx2" not in cpu_features():
         pytest.skip("this CPU has no avx2")
     rng = np.random.default_rng(n + k)
     tensor = tensor_of(n, k, rng)
     more = bool(activation)
     spec = LinearSpec(n, k, W8A8, more, activation, more, details(tensor), asymmetric=True)
-    PAIR_KERNEL.check(spec, ZEN3)
-    run = build(PAIR_KERNEL, spec, ZEN3, decide)
-    layout = PAIR_KERNEL.layout(spec, ZEN3)
+    kernel.check(spec, ZEN3)
+    run = build(kernel, spec, ZEN3, decide)
+    layout = kernel.layout(spec, ZEN3)
     for m in ms:
         codes = rng.integers(1, PAIR_INPUT + 1, (m, layout.padded_k(k)), dtype=np.uint8)
         codes[::2] = PAIR_INPUT
         xs = rng.standard_normal((m, 2)).astype(np.float32)
         x = codes[:, :k] * xs[:, :1].astype(np.float64) + xs[:, 1:]
         want = x @ dequantized(tensor).T
-        unread = np.full((m, 1), 1 << 30, np.int32)
-        arrays = [codes.view(np.int8), xs, unread, *layout.pack(tensor).arrays.values()]
+        arrays = [codes.view(np.int8), xs, *layout.pack(tensor).arrays.values()]
         arrays.append(row_sums(tensor))
         if more:
             bias = rng.standard_normal(n).astype(np.float32)
@@ -64,26 +71,30 @@ def check(n: int, k: int, ms: tuple[int, ...], activation: str = "", decide: Any
         assert relative_error(arrays[-1], want) < FLOAT32_SUM, f"M={m}"
 
 
+@pytest.mark.parametrize("kernel", PAIR_KERNELS, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize(
     ("n", "k"), [(1, 1), (7, 31), (8, 32), (17, 33), (48, 129), (101, 150), (33, 1300)]
 )
-def test_edges(n: int, k: int) -> None:
-    check(n, k, (5, 6, 21))
+def test_edges(n: int, k: int, kernel: LinearKernel) -> None:
+    least = kernel.m_tile
+    check(n, k, (least, least + 1, 21), kernel=kernel)
 
 
 def test_edges_of_m_with_all_that_follows() -> None:
     check(50, 96, (*range(5, 14), 127, 330), "relu")
 
 
+@pytest.mark.parametrize("kernel", PAIR_KERNELS, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("seed", range(4))
-def test_random_decisions(seed: int) -> None:
-    check(77, 640, (5, 70), "gelu", Random(seed))
+def test_random_decisions(seed: int, kernel: LinearKernel) -> None:
+    check(77, 640, (kernel.m_tile, 70), "gelu", Random(seed), kernel)
 
 
-def test_inner_loop_is_the_instruction() -> None:
+@pytest.mark.parametrize("kernel", PAIR_KERNELS, ids=lambda kernel: kernel.name)
+def test_inner_loop_is_the_instruction(kernel: LinearKernel) -> None:
     spec = LinearSpec(96, 256, W8A8, details=((PAIR_SUM, PAIR_MOST),), asymmetric=True)
-    assembly = build(PAIR_KERNEL, spec, ZEN3).assembly
-    assert len(re.findall(r"vpmaddubsw\s.*ymm", assembly)) >= 20
+    assembly = build(kernel, spec, ZEN3).assembly
+    assert len(re.findall(r"vpmaddubsw\s.*ymm", assembly)) >= 8
     assert "psign" not in assembly
 
 
@@ -97,4 +108,11 @@ def test_inner_loop_is_the_instruction() -> None:
 )
 def test_declines_with_a_reason(spec: LinearSpec, why: str) -> None:
     with pytest.raises(NotApplicable, match=why):
-        PAIR_KERNEL.check(spec, ZEN3)
+        PAIR_GEMM.check(spec, ZEN3)
+
+
+def test_vnni_is_faster() -> None:
+    spec = LinearSpec(8, 64, W8A8, details=((PAIR_SUM, PAIR_MOST),), asymmetric=True)
+    for kernel in PAIR_KERNELS:
+        with pytest.raises(NotApplicable, match="vpdpbusd"):
+            kernel.check(spec, find_profile("znver4"))

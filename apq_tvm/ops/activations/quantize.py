@@ -11,7 +11,7 @@ offset of integer kernels multiply (ONNX DynamicQuantizeLinear is the asymmetric
   which is minus the scale times the zero point; ``code = round(x / scale - centre / scale)``. So 0
   is a code. `xs` holds scale and centre.
 - Unsigned, of asymmetric ones: `PAIR_INPUT` takes the place of 253 + 2, and codes are from 1 on:
-  they and the centre are `UNSIGNED` scales away. Sums are of no use then, nobody reads them.
+  they and the centre are `UNSIGNED` scales away. Nobody needs their sums: there is no `xsum`.
 - Columns past K are quantized as zeros.
 - A group whose largest magnitude is below 2^-100 counts as zero: scale 0, codes 0. So
   127 / absmax stays finite.
@@ -74,7 +74,7 @@ def quantize_activations(
     normalize : Normalize or None
         What makes x; its arguments come first.
     unsigned : bool
-        Of asymmetric ones: codes are 1..`PAIR_INPUT`.
+        Of asymmetric ones: codes are 1..`PAIR_INPUT`, without sums.
 
     Returns
     -------
@@ -135,6 +135,7 @@ class Quantize:
         assert not asymmetric or (bits == 8 and width == padded)
         assert asymmetric or not unsigned
         self.asymmetric, self.above = asymmetric, float(UNSIGNED if unsigned else 0)
+        self.summed = not unsigned
         self.k, self.padded, self.width, self.sum_width = k, padded, width, sum_width
         self.lanes, self.row_block = lanes, row_block
         self.bits = bits
@@ -153,7 +154,7 @@ class Quantize:
             self.x = argument("x", (m, self.k), "float32")
             self.xq = self.declare_codes(m)
             self.xs = self.declare_scales(m)
-            self.xsum = self.declare_factors("xsum", m, self.padded // self.sum_width, "int32")
+            self.declare_sums(m)
             self.declare_more(m)
             reads, writes = [whole(self.x if source is None else source)], [whole(self.xq)]
             with row_tasks(m, self.row_block, reads, writes) as (first, mine):
@@ -181,6 +182,11 @@ class Quantize:
         """Declare the scales, with the centres of rows behind them."""
         groups = self.padded // self.width + int(self.asymmetric)
         return self.declare_factors("xs", m, groups, "float32")
+
+    def declare_sums(self, m: Expr) -> None:
+        """Declare the sums of codes, unless there are none."""
+        if self.summed:
+            self.xsum = self.declare_factors("xsum", m, self.padded // self.sum_width, "int32")
 
     def keep(self, target: Buffer, row: Expr, group: Expr, value: Expr) -> None:
         """Store such a number."""
@@ -306,11 +312,12 @@ class Quantize:
         lanes = self.lanes
         chunks = self.sum_width // lanes
         codes = b.sblock_alloc_buffer((lanes,), "int32", align=64)
-        sums = b.sblock_alloc_buffer((lanes,), "int32", align=64)
-        total = b.sblock_alloc_buffer((1,), "int32", align=64)
-        with b.serial(0, lanes) as e0, b.sblock(f"clear{suffix}"):
-            e = b.axis.spatial(lanes, e0)
-            put(sums, [e], tirx.const(0, "int32"))
+        if self.summed:
+            sums = b.sblock_alloc_buffer((lanes,), "int32", align=64)
+            total = b.sblock_alloc_buffer((1,), "int32", align=64)
+            with b.serial(0, lanes) as e0, b.sblock(f"clear{suffix}"):
+                e = b.axis.spatial(lanes, e0)
+                put(sums, [e], tirx.const(0, "int32"))
         with each(f"chunk{suffix}", chunks) as c:
             with b.serial(0, lanes) as e0, b.sblock(f"code{suffix}"):
                 e = b.axis.spatial(lanes, e0)
@@ -324,18 +331,24 @@ class Quantize:
                     middle = inverse[1] if self.asymmetric else None
                     b.buffer_store(codes, self.rounded(x(at) * inverse[0], middle), [e])
             self.store_codes(row, sum_group * chunks + c, codes, suffix)
-            with b.sblock(f"add_stage{suffix}"):
-                b.reads()
-                b.writes()
-                with b.serial(0, lanes) as e0, b.sblock(f"add{suffix}"):
-                    e = b.axis.spatial(lanes, e0)
-                    # `sums` is left out of the reads: TVM would not vectorize a running sum.
-                    put(sums, [e], sums[e] + codes[e], codes[e])
-        reduce_all(f"total{suffix}", "add", sums, total)
-        with b.sblock(f"sum{suffix}"):
-            b.reads(total[0])
-            b.writes(self.kept(self.xsum, row, sum_group))
-            self.keep(self.xsum, row, sum_group, total[0])
+            if self.summed:
+                self._add(codes, sums, suffix)
+        if self.summed:
+            reduce_all(f"total{suffix}", "add", sums, total)
+            with b.sblock(f"sum{suffix}"):
+                b.reads(total[0])
+                b.writes(self.kept(self.xsum, row, sum_group))
+                self.keep(self.xsum, row, sum_group, total[0])
+
+    def _add(self, codes: Buffer, sums: Buffer, suffix: str) -> None:
+        """Add a stretch of codes to their running sums."""
+        with b.sblock(f"add_stage{suffix}"):
+            b.reads()
+            b.writes()
+            with b.serial(0, self.lanes) as e0, b.sblock(f"add{suffix}"):
+                e = b.axis.spatial(self.lanes, e0)
+                # `sums` is left out of the reads: TVM would not vectorize a running sum.
+                put(sums, [e], sums[e] + codes[e], codes[e])
 
 
 UNSIGNED = (PAIR_INPUT + 1) // 2

@@ -95,26 +95,33 @@ class RowBundles(Quantize):
     def _bundle(self, first: Expr) -> None:
         """Everything of the rows from `first` on."""
         inverse, middle = self._factors(first, self._ends(first))
-        sums = self._square()
+        sums = self._square() if self.summed else None
         with b.serial(0, i64(self.together)) as r:
             row, over, zero = b.bind(first + r), b.bind(inverse[r]), b.bind(middle[r])
             part = self._vector()
             # The pattern of a rounded float is its code and this, once for every code.
             start = -(self.k // self.together) * MAGIC_BITS
-            self._fill(part, i32((start + (1 << 31)) % (1 << 32) - (1 << 31)))
+            if sums is not None:
+                self._fill(part, i32((start + (1 << 31)) % (1 << 32) - (1 << 31)))
             with b.serial(0, i64(self.k // self.together)) as c, self._lanes() as e:
                 column = c * i64(self.together) + e
                 value = self.x[row, column] * over - zero + f32(MAGIC)
                 pattern = tirx.reinterpret("int32", value)
                 b.buffer_store(self.xq, pattern.astype("int8"), [row, column])
-                b.buffer_store(part, part[e] + pattern, [e])
+                if sums is not None:
+                    b.buffer_store(part, part[e] + pattern, [e])
             self._ask_ahead(row)
-            self._keep(part, sums, r)
+            if sums is not None:
+                self._keep(part, sums, r)
+        if sums is not None:
+            self._store_sums(first, sums)
+
+    def _store_sums(self, first: Expr, sums: Buffer) -> None:
         total = reduce_rows("total_tree", "add", sums)
-        least, most = (i32(self.k * int(self.above + end)) for end in (-self.most, self.most))
+        most = i32(self.k * 127)
         with self._lanes() as e:
             # A NaN is no code: its row is NaN, whatever its codes are.
-            bound = tirx.max(tirx.min(total[e], most), least)
+            bound = tirx.max(tirx.min(total[e], most), i32(-self.k * 127))
             b.buffer_store(self.xsum, bound, [first + e, 0])
 
     def _ask_ahead(self, row: Expr) -> None:

@@ -28,7 +28,7 @@ class QuantizeWindows(Quantize, ABC):
             self.x = argument("x", Symbols().shape(shape), "float32")
             self.xq = self.declare_codes(m)
             self.xs = self.declare_scales(m)
-            self.xsum = self.declare_factors("xsum", m, self.padded // self.sum_width, "int32")
+            self.declare_sums(m)
             self.gather = Gather(self.x, geometry, *channels)
             self.write(m)
         return builder.get()

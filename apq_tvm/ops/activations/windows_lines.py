@@ -106,12 +106,17 @@ class LineWindows(StripWindows):
                 row = b.bind(line + o)
                 self.keep_factors(row, factors)
                 self._copy(row, starts, b.bind(o * i64(g.strides[-1] * self.count)), blank)
-            bundles = b.bind(last // i64(LANES) if self.padded <= MOST_WORDS else i64(0))
-            with each("bundle", bundles) as o:
-                self._sums(b.bind(line + o * i64(LANES)))
-            done = b.bind(bundles * i64(LANES))
-            with each("row", last - done) as o:
-                self._sum(b.bind(line + done + o))
+            if self.summed:
+                self._sums_of(line, last)
+
+    def _sums_of(self, line: Expr, last: Expr) -> None:
+        """Of `last` windows from `line` on."""
+        bundles = b.bind(last // i64(LANES) if self.padded <= MOST_WORDS else i64(0))
+        with each("bundle", bundles) as o:
+            self._sums(b.bind(line + o * i64(LANES)))
+        done = b.bind(bundles * i64(LANES))
+        with each("row", last - done) as o:
+            self._sum(b.bind(line + done + o))
 
     def _copy(self, row: Expr, starts: Sequence[Expr], column: Expr, blank: Expr) -> None:
         g = self.geometry

@@ -147,7 +147,8 @@ class StripWindows(QuantizeWindows):
     def scratch(self) -> None:
         """Allocate what a strip needs."""
         self.pixels = b.sblock_alloc_buffer(self.shape, "int8", align=64)
-        self.sums = b.sblock_alloc_buffer(self.shape[:-1], "int32", align=64)
+        if self.summed:
+            self.sums = b.sblock_alloc_buffer(self.shape[:-1], "int32", align=64)
 
     def _seen(self, image: Expr, top: Expr, lines: Expr) -> Buffer:
         """Patterns of the ends of a strip's range: of `_ends`."""
@@ -199,8 +200,9 @@ class StripWindows(QuantizeWindows):
         self, image: Expr, top: Expr, lines: Expr, rounds: tuple[Expr, Expr], blank: Expr
     ) -> None:
         """Fill the scratch: codes of the strip's pixels and their sums; those of 0 around them."""
-        part = b.sblock_alloc_buffer((self.lanes,), "int32", align=64)
-        total = b.sblock_alloc_buffer((1,), "int32", align=64)
+        if self.summed:
+            part = b.sblock_alloc_buffer((self.lanes,), "int32", align=64)
+            total = b.sblock_alloc_buffer((1,), "int32", align=64)
         extents = [lines, *self.across]
         with loops(extents) as each, b.sblock("pixel"):
             at = [b.axis.spatial(n, loop) for n, loop in zip(extents, each, strict=True)]
@@ -212,19 +214,23 @@ class StripWindows(QuantizeWindows):
                 inside = tirx.And(inside, tirx.And(where >= i64(0), where < size))
             with b.If(inside):
                 with b.Then():
-                    self.clear(part)
+                    if self.summed:
+                        self.clear(part)
                     with b.serial(0, i64(self.count // self.lanes)) as c, self.vector() as e:
                         # By the unit of a large float, whose lowest byte is the code's.
                         value = self._element([image, *place], c, e) * rounds[0] + rounds[1]
                         pattern = tirx.reinterpret("int32", value)
                         channel = c * i64(self.lanes) + e
                         b.buffer_store(self.pixels, pattern.astype("int8"), [*at, channel])
-                        b.buffer_store(part, part[e] + (pattern - i32(MAGIC_BITS)), [e])
-                    reduce_all("total", "add", part, total)
-                    b.buffer_store(self.sums, total[0], at)
+                        if self.summed:
+                            b.buffer_store(part, part[e] + (pattern - i32(MAGIC_BITS)), [e])
+                    if self.summed:
+                        reduce_all("total", "add", part, total)
+                        b.buffer_store(self.sums, total[0], at)
                 with b.Else():
                     self._blank(self.pixels, at, i64(0), self.count, blank)
-                    b.buffer_store(self.sums, blank * i32(self.count), at)
+                    if self.summed:
+                        b.buffer_store(self.sums, blank * i32(self.count), at)
 
     def places(self, top: Expr, begins: Sequence[Expr], at: Sequence[Expr]) -> list[Expr]:
         """Where in the image a place of the scratch is."""
@@ -252,9 +258,10 @@ class StripWindows(QuantizeWindows):
 
     def _window(self, row: Expr, position: Sequence[Expr], blank: Expr) -> None:
         """Copy one window, and add up its pixels' sums."""
-        g, sum_of = self.geometry, b.sblock_alloc_buffer((1,), "int32", align=64)
-        padding = self.padded - self.k
-        b.buffer_store(sum_of, blank * i32(padding), [0])
+        g, padding = self.geometry, self.padded - self.k
+        if self.summed:
+            sum_of = b.sblock_alloc_buffer((1,), "int32", align=64)
+            b.buffer_store(sum_of, blank * i32(padding), [0])
         starts = [at * i64(stride) for at, stride in zip(position, g.strides, strict=True)]
         run = g.kernel[-1] * self.count if g.dilations[-1] == 1 else self.count
         step = next(n for n in BYTES if run % n == 0)
@@ -271,10 +278,12 @@ class StripWindows(QuantizeWindows):
             b.buffer_store(sum_of, sum_of[0] + self.sums[tuple(at)], [0])
 
         self._taps(starts, copied, runs=g.dilations[-1] == 1)
-        self._taps(starts, added)
+        if self.summed:
+            self._taps(starts, added)
         if padding:
             self._blank(self.xq, [row], i64(self.k), padding, blank)
-        b.buffer_store(self.xsum, sum_of[0], [row, 0])
+        if self.summed:
+            b.buffer_store(self.xsum, sum_of[0], [row, 0])
 
     def _taps(
         self,

@@ -42,7 +42,8 @@ def packed_linear(
     -------
     tvm.tirx.PrimFunc
         ``(xq i8 [M, Kp], xs f32 [M, Ga], xsum i32 [M, Kp/gw], codes, scales, [zeros], [bias],
-        [residual], y)``, or with ``x f32 [M, K]`` for the first three; blocks ``dot``, ``scale``
+        [residual], y)``, without xsum for unsigned activations, or with ``x f32 [M, K]`` for the
+        first three; blocks ``dot``, ``scale``
         and ``store``, and ``pad`` (a copy of x with zeros up to whole units) if K needs it.
     """
     from tvm.script.ir_builder import IRBuilder
@@ -51,8 +52,8 @@ def packed_linear(
     with IRBuilder() as builder, b.prim_func(s_tir=True):
         operands = Operands(spec)
         m, xs, xsum = operands.m, None, None
-        if dot.x_dtype == "int8":
-            x, xs, xsum = operands.codes(layout)
+        if dot.x_dtype != "float32":
+            x, xs, xsum = operands.codes(layout, summed=dot.x_dtype == "int8")
         else:
             x = operands.declare("x", (m, spec.k), "float32")
         weights = operands.weights(layout)

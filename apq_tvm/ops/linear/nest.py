@@ -200,7 +200,7 @@ class LinearNest:
             if xsum is not None:
                 zero = weights["zeros"][block, group, lane] if "zeros" in weights else None
                 total = self.centred(total, xsum[row, group], zero, offset, (row, group))
-                total = total.astype("float32")
+            total = total.astype("float32")
             factor = self.step(weights, block, group, lane)
             least = self.least(weights, block, group, lane)
             if least is not None:

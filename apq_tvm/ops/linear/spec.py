@@ -77,19 +77,19 @@ class Operands:
 
         return argument(name, shape, dtype, align)
 
-    def codes(self, layout: Any) -> tuple[Buffer, Buffer, Buffer]:
+    def codes(self, layout: Any, summed: bool = True) -> tuple[Buffer, Buffer, Buffer | None]:
         """Declare ``xq i8 [M, Kp]`` and `factors`, of `apq_tvm.ops.activations.quantize`."""
         xq = self.declare("xq", (self.m, layout.padded_k(self.spec.k)), "int8")
-        return xq, *self.factors(layout)
+        return xq, *self.factors(layout, summed)
 
-    def factors(self, layout: Any) -> tuple[Buffer, Buffer]:
-        """Declare ``xs f32 [M, Ga]`` and ``xsum i32 [M, Kp/gw]``; Ga is 1 for a scale per token, 2
-        with its centre."""
+    def factors(self, layout: Any, summed: bool = True) -> tuple[Buffer, Buffer | None]:
+        """Declare ``xs f32 [M, Ga]`` and, where codes are `summed`, ``xsum i32 [M, Kp/gw]``; Ga is
+        1 for a scale per token, 2 with its centre."""
         assert self.spec.scheme is not None
         groups = layout.padded_groups(self.spec.k)
         scales = 1 if self.spec.scheme.act_group == -1 else groups
         xs = self.declare("xs", (self.m, scales + self.spec.centres), "float32")
-        return xs, self.declare("xsum", (self.m, groups), "int32")
+        return xs, self.declare("xsum", (self.m, groups), "int32") if summed else None
 
     def weights(self, layout: WeightLayout) -> dict[str, Buffer]:
         """Declare the packed arrays of a layout, by name."""

@@ -125,6 +125,17 @@ def test_a_tile_is_a_promise_that_no_log_breaks(logs: Any) -> None:
     assert ranges(kernel("gemm", 4), kernel("any", 1)) == [("any", 1, 3), ("gemm", 4, -1)]
 
 
+def test_layers_of_one_scale_a_row_may_have_rows_of_their_own(logs: Any) -> None:
+    logs("toy", {"kind": "gemm", "least": 33, "least_whole": 13})
+    kernels = kernel("gemm", 5), kernel("any", 1)
+    assert ranges(*kernels) == [("any", 1, 32), ("gemm", 33, -1)]
+    whole = replace(SPEC, scheme=Scheme(4, group_size=-1))
+    found = choose(whole, kernels, PROFILE, "layer")
+    assert [(c.kernel, c.m_min) for c in found] == [("any", 1), ("gemm", 13)]
+    floats = choose(replace(SPEC, scheme=None), kernels, PROFILE, "layer")
+    assert [c.m_min for c in floats] == [1, 33]
+
+
 def test_a_device_borrows_what_its_own_log_leaves_open(logs: Any) -> None:
     kernels = kernel("gemm", 4), kernel("lut", 1), kernel("any", 1)
     logs("kin", {"kind": "gemm", "least": 9}, {"kind": "lut", "most": 2})
