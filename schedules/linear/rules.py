@@ -5,7 +5,8 @@ file leaves open it borrows of its kin (`DeviceProfile.measured_as`). A rule is 
 whose fields all have what it says of them; of a list any may fit. In text ``*``, ``?`` and
 ``[1-8]`` stand for other characters, as in names of files. What else it says are its answers, of
 `apq_tvm.schedules.linear.thresholds` and `apq_tvm.schedules.linear.preferences`; ``why`` has the
-figures, for people::
+figures, for people; with ``"lent": false`` it is of the way to one device's memory, and kin do not
+borrow it::
 
     {"measured": "where and how",
      "rules": [{"kind": "gemm", "weights": ["cb*", "nl4"], "least": 8, "why": "..."}]}
@@ -39,9 +40,12 @@ class Rule:
     ----------
     where : mapping of str to tuple
         Field of a kernel → what it may be.
+    lent : bool
+        Whether other devices may borrow it.
     """
 
     where: Mapping[str, tuple[Any, ...]]
+    lent: bool = True
 
     def fits(self, kernel: LinearKernel) -> bool:
         """Whether the rule is for a kernel."""
@@ -114,6 +118,10 @@ class Kind(Generic[R]):
                 where[name] = tuple(check(v, f"{key}.{name}", _FIELDS[name]) for v in values)
             elif name == "why":
                 check(value, f"{key}.why", str)
+            elif name == "lent":
+                if value is not False:
+                    raise ValueError(f"{key}.lent: {value!r} is not false")
+                answers[name] = value
             elif name in self.answers:
                 answers[name] = check(value, f"{key}.{name}", self.answers[name])
             else:
@@ -131,7 +139,7 @@ class Kind(Generic[R]):
         """The rules that are for a kernel, those of the nearest file first."""
         for device, log in self.logs_of(profile):
             for rule in log.rules:
-                if rule.fits(kernel):
+                if rule.fits(kernel) and (rule.lent or device == profile.name):
                     yield Found(rule, device, log.measured)
 
     def check(self, kernels: Sequence[LinearKernel], profile: DeviceProfile) -> None:

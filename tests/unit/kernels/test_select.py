@@ -144,6 +144,14 @@ def test_a_device_borrows_what_its_own_log_leaves_open(logs: Any) -> None:
     assert ranges(*kernels) == [("lut", 1, 2), ("any", 3, 5), ("gemm", 6, -1)]
 
 
+def test_what_is_not_lent_is_not_borrowed(logs: Any) -> None:
+    kernels = kernel("gemm", 4), kernel("any", 1)
+    logs("kin", {"kind": "gemm", "least": 9, "lent": False})
+    assert ranges(*kernels) == [("any", 1, 3), ("gemm", 4, -1)]
+    logs("toy", {"kind": "gemm", "least": 6, "lent": False})
+    assert ranges(*kernels) == [("any", 1, 5), ("gemm", 6, -1)]
+
+
 @pytest.mark.parametrize(
     ("device", "source"), [("toy", "measured: the toy"), ("kin", "toy borrows it of kin: the kin")]
 )
@@ -166,6 +174,7 @@ def test_a_kernel_that_was_measured_to_be_slower_is_declined(
         ({"kind": 5}, r"rules\[1\].kind: 5 is no str"),
         ({"bits": [1, "2"]}, r"rules\[1\].bits: '2' is no int"),
         ({"kind": "gemm", "least": "5"}, r"rules\[1\].least: '5' is no int"),
+        ({"kind": "gemm", "lent": True}, r"rules\[1\].lent: True is not false"),
         ({"most_act_bits": {"x": 1}}, r"rules\[1\].most_act_bits: \['x'\] are no bits"),
         ("gemm", r"rules\[1\]: 'gemm' is no dict"),
         ({"kind": "gem", "bits": [2, 3]}, r"rules\[1\]: no kernel of toy has kind gem, bits 2"),
