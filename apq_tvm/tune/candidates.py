@@ -18,11 +18,11 @@ from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.graph.rewrites.lets import spill_lets
 from apq_tvm.schedules.linear.kernel import Preparation
 from apq_tvm.schedules.recorded import fingerprint
-from apq_tvm.tensorize.meaning.spans.folded_rows import FoldedRows
 from apq_tvm.tune.inputs import (
     APPROXIMATE,
     LOOSE,
     Activations,
+    MeantRows,
     activations,
     expected,
     expected_folded,
@@ -168,7 +168,7 @@ class Workshop(Builder):
         arrays = packed_arrays(task)
         self._weights = {name: self._add(WEIGHTS, array) for name, array in arrays.items()}
         self._y = self._add(SCRATCH, np.zeros((task.m, task.spec.n), np.float32))
-        self._expected: dict[FoldedRows | None, tuple[Expected, ...]] = {}
+        self._expected: dict[MeantRows | None, tuple[Expected, ...]] = {}
         self._alone: bool | None = None
 
     def activations(self) -> list[Activations]:
@@ -182,7 +182,7 @@ class Workshop(Builder):
         scheme = self.task.spec.scheme
         return LOOSE if scheme is not None and scheme.family in APPROXIMATE else 1.0
 
-    def expected(self, folded: FoldedRows | None = None) -> tuple[Expected, ...]:
+    def expected(self, folded: MeantRows | None = None) -> tuple[Expected, ...]:
         """Results for every set of inputs, computed once for each way to fold them."""
         if folded not in self._expected:
             dense, tensor = self.task.dense(), self.task.tensor
@@ -225,7 +225,7 @@ class Workshop(Builder):
     def batch(self, candidates: Sequence[Built]) -> tuple[Batch, list[Path]]:
         """The batch of these candidates, the default first, and all object files."""
         calls, timed, objects = [], [], dict[Path, None]()
-        means: list[FoldedRows | None] = []
+        means: list[MeantRows | None] = []
         for built in candidates:
             mine, span, needed = self._calls(built)
             calls.append(tuple(mine))

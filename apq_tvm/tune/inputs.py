@@ -12,8 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from apq_tvm.tensorize.meaning.spans.folded_rows import FoldedRows
+from apq_tvm.tensorize.meaning.unsigned_rows import UnsignedRows
 from apq_tvm.tune.program import Expected
 from apq_tvm.types import F32, F64, Array, Scheme
+
+MeantRows = FoldedRows | UnsignedRows
+"""What x comes to mean where that is not what plain rounding gives."""
 
 JITTER = 0.2
 """Of a step: how far values lie from their codes."""
@@ -141,13 +145,13 @@ def expected(values: F64, weight: F32, slack: Array | float = 0.0) -> Expected:
     return Expected(want.astype(np.float32), tolerance)
 
 
-def expected_folded(x: F32, rows: FoldedRows, weight: F32, scales: Array | None) -> Expected:
-    """As `expected`, of a kernel whose activations are folded.
+def expected_folded(x: F32, rows: MeantRows, weight: F32, scales: Array | None) -> Expected:
+    """As `expected`, of a kernel whose activations are folded, or unsigned codes.
 
     Parameters
     ----------
     x : float32 [M, K]
-    rows : FoldedRows
+    rows : MeantRows
     weight : float32 [N, K]
     scales : ndarray [N, groups] or None
         Of the weights' codes.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from apq_tvm.ops.images.windows import Geometry
     from apq_tvm.ops.linear.spec import LinearSpec
     from apq_tvm.tensorize.meaning.spans.folded_rows import FoldedRows
+    from apq_tvm.tensorize.meaning.unsigned_rows import UnsignedRows
     from apq_tvm.types import DeviceProfile
 
 PARALLEL_WEIGHTS = 1 << 16
@@ -55,8 +56,9 @@ class Preparation:
         PrimFunc ``(*inputs, x)`` that makes x → one that makes x, as a matrix of rows, and does
         this too, ``(*inputs, x, *outputs)``: a launch less. None where there is none; it raises
         `NotApplicable` where there is none for that function.
-    folded : FoldedRows or None
-        What x comes to mean where its codes depend on each other; else what plain rounding gives.
+    folded : FoldedRows, UnsignedRows or None
+        What x comes to mean where its codes depend on each other, or are unsigned; else what plain
+        rounding gives.
     decide : Decide
         Who answers, for `func` and then for its schedule.
     """
@@ -69,7 +71,7 @@ class Preparation:
     geometry: Geometry | None = field(default=None, compare=False)
     image: tuple[Dim, ...] = field(default=(), compare=False)
     behind: Callable[[Any], Any] | None = None
-    folded: FoldedRows | None = field(default=None, compare=False)
+    folded: FoldedRows | UnsignedRows | None = field(default=None, compare=False)
     decide: Decide = field(default_factory=Defaults, compare=False)
 
     @property
@@ -149,6 +151,7 @@ def prepare_activations(choice: Choice, unsigned: bool = False) -> Preparation |
         quantize_func,
         schedule_quantize,
     )
+    from apq_tvm.tensorize.meaning.unsigned_rows import UnsignedRows
 
     spec, scheme = choice.spec, choice.spec.scheme
     if scheme is None or not scheme.integer_acts:
@@ -171,6 +174,7 @@ def prepare_activations(choice: Choice, unsigned: bool = False) -> Preparation |
         schedule=None if bundles else schedule_quantize,
         gather=gather,
         behind=lambda producer: quantize_behind(producer, choice.profile, make),
+        folded=UnsignedRows() if unsigned else None,
     )
 
 

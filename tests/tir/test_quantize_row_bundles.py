@@ -15,6 +15,7 @@ from apq_tvm.ops.activations.quantize import quantize_activations
 from apq_tvm.ops.activations.row_bundles import RowBundles, quantize_row_bundles
 from apq_tvm.schedules.decide import Defaults
 from apq_tvm.schedules.linear.quantize import quantize_func, schedule_quantize
+from apq_tvm.tensorize.meaning.unsigned_rows import UnsignedRows
 from apq_tvm.types import DeviceProfile
 
 
@@ -76,6 +77,9 @@ def test_unsigned_codes_mean_the_same(profile: DeviceProfile) -> None:
     assert codes.min() >= 1 and codes.max() <= PAIR_INPUT
     spread = np.maximum(x.max(1), 0) - np.minimum(x.min(1), 0)
     np.testing.assert_allclose(factors[:, 0], spread / (PAIR_INPUT - 2), rtol=1e-6)
+    meant, scales = UnsignedRows().values(x)
+    np.testing.assert_allclose(factors[:, :1], scales, rtol=1e-6)
+    np.testing.assert_allclose(codes * factors[:, :1] + factors[:, 1:], meant, atol=1e-5)
     assert (np.abs(codes * factors[:, :1] + factors[:, 1:] - x) <= 0.501 * factors[:, :1]).all()
 
 

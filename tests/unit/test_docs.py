@@ -39,7 +39,7 @@ GUIDE, ARCHITECTURE = TEXT["docs/guide.md"], TEXT["docs/architecture.md"]
 
 README_LINES = 200
 TOPS = "apq_tvm|codegen|schedules|tensorize|tuning_logs|examples|docs|tests"
-ELSEWHERE = {"DEBIAN_MIRROR"}
+ELSEWHERE = {"DEBIAN_MIRROR", "LD_PRELOAD"}
 """Variables of tools that make runs, not of the product."""
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from operator import mul
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tvm import sym
@@ -22,18 +22,16 @@ from apq_tvm.schedules.linear.kernel import LinearKernel, Preparation
 from apq_tvm.schedules.recorded import bare, fingerprint
 from apq_tvm.select import linear_spec
 from apq_tvm.tensorize.exprs import i64
+from apq_tvm.tensorize.meaning.unsigned_rows import UnsignedRows
 from apq_tvm.tune.candidates import Workshop
 from apq_tvm.tune.functions.plain import plain_function
 from apq_tvm.tune.functions.sizes import numbers_of
-from apq_tvm.tune.inputs import Activations, expected
+from apq_tvm.tune.inputs import Activations, MeantRows, expected
 from apq_tvm.tune.program import Expected
 from apq_tvm.tune.space import Space
 from apq_tvm.tune.tasks import Task, weights_of
 from apq_tvm.tuning_logs.records import FUNCTION
 from apq_tvm.types import F32, Array, LoweredModel
-
-if TYPE_CHECKING:
-    from apq_tvm.tensorize.meaning.spans.folded_rows import FoldedRows
 
 MOST_ELEMENTS = 1 << 25
 """Of an image, of its windows and of the layer's result."""
@@ -159,7 +157,7 @@ class WindowsWorkshop(Workshop):
         made = [_image(kind, self.task.image, rng) for kind in SETS]
         return [Activations(x, x.astype(np.float64)) for x in made]
 
-    def expected(self, folded: FoldedRows | None = None) -> tuple[Expected, ...]:
+    def expected(self, folded: MeantRows | None = None) -> tuple[Expected, ...]:
         """Products of what the default's plain loops round to, computed once."""
         if folded not in self._expected:
             made, dense = self.task.made, self.task.dense()
@@ -203,7 +201,10 @@ def _image(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> F32:
 
 def _values(arrays: list[Array], task: WindowsTask) -> tuple[Array, Array]:
     """float64 [M, K]: what codes mean; and the scales of a row."""
-    codes, scales = arrays[0].astype(np.float64), arrays[1].astype(np.float64)
+    made = task.made
+    unsigned = made is not None and isinstance(made.folded, UnsignedRows)
+    codes = arrays[0].view(np.uint8) if unsigned else arrays[0]
+    codes, scales = codes.astype(np.float64), arrays[1].astype(np.float64)
     if task.spec.asymmetric:
         scales, centres = scales[:, :-1], scales[:, -1:]
     else:

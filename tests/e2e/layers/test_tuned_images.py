@@ -136,7 +136,7 @@ def test_a_planted_wrong_rounding_of_windows_is_found(
     points, scheduled, made = task.space().points, WindowsWorkshop.scheduled, task.made
     assert made is not None and made.geometry is not None
     shape = ("d0", *task.image[1:])
-    coarse = windows_func((32, 32), 7, False, shape, made.geometry, (0, task.image[-1]))
+    coarse = windows_func((32, 32), 7, False, False, shape, made.geometry, (0, task.image[-1]))
 
     def planted(self: Any, point: Point) -> Any:
         if point != points[1]:
