@@ -37,7 +37,9 @@ class Rule(rules.Rule):
 def _rule(words: dict[str, Any], key: str) -> Rule:
     if not words.get("first"):
         raise ValueError(f"{key}.first: names no decision")
-    return Rule(**words)
+    first = words["first"].items()
+    choices = {name: tuple(v) if isinstance(v, list) else v for name, v in first}
+    return Rule(**{**words, "first": choices})
 
 
 PREFERENCES = rules.Kind("preferences", {"first": dict}, _rule)

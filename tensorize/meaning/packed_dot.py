@@ -18,6 +18,9 @@ from apq_tvm.tensorize.exprs import Expr, i64
 from apq_tvm.tensorize.meaning.interleaved import UNIT_K, Unit, centred_code, decode
 from apq_tvm.tensorize.meaning.scaffold import Load, Meaning, Operand
 
+_SHORT = {"int8": "s8", "uint8": "u8", "float32": "f32", "int32": "s32"}
+"""Types in names."""
+
 
 @dataclass(frozen=True)
 class UnitDot:
@@ -55,10 +58,9 @@ class UnitDot:
         return (*groups, *((self.m,) if self.m > 1 else ()), self.unit.rows)
 
     def __str__(self) -> str:
-        unit, short = self.unit, {"int8": "s8", "uint8": "u8"}
-        short |= {"float32": "f32", "int32": "s32"}
+        unit = self.unit
         code = f"{'s' if self.offset else 'u'}{unit.bits}{'z' if self.zeros else ''}"
-        name = f"{self.m}x{unit.rows}x{UNIT_K}_{short[self.x_dtype]}{code}{short[self.acc_dtype]}"
+        name = f"{self.m}x{unit.rows}x{UNIT_K}_{_SHORT[self.x_dtype]}{code}{_SHORT[self.acc_dtype]}"
         return name + ("_t" if unit.whole else "") + ("_g16" if unit.groups == 2 else "")
 
     @property

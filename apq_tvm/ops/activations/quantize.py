@@ -10,8 +10,9 @@ offset of integer kernels multiply (ONNX DynamicQuantizeLinear is the asymmetric
   and low the least, 0 at least and at most; ``centre = scale * round((top + low) / 2 / scale)``,
   which is minus the scale times the zero point; ``code = round(x / scale - centre / scale)``. So 0
   is a code. `xs` holds scale and centre.
-- Unsigned, of asymmetric ones: `PAIR_INPUT` takes the place of 253 + 2, and codes are from 1 on:
-  they and the centre are `UNSIGNED` scales away. Nobody needs their sums: there is no `xsum`.
+- Unsigned, of asymmetric ones: codes are 1 to `PAIR_INPUT`, so that 213 steps take the place of
+  253, and lie `UNSIGNED` higher, the centre as many scales lower. Their products need no sums:
+  there is no `xsum`.
 - Columns past K are quantized as zeros.
 - A group whose largest magnitude is below 2^-100 counts as zero: scale 0, codes 0. So
   127 / absmax stays finite.
