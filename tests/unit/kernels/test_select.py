@@ -211,13 +211,14 @@ def test_a_device_prefers_what_it_was_measured_to(logs: Any) -> None:
     logs(
         "toy",
         {"kind": "gemv", "m_tile": 2, "first": {"ahead": 4096}, "why": "a table"},
-        {"kind": "gemv", "first": {"ahead": 64, "streams": 2}},
+        {"kind": "gemv", "first": {"ahead": 64, "streams": 2, "tile": [4, 2]}},
         log=PREFERENCES.log,
     )
     two, other = asked(kernel("gemv", 2)), asked(kernel("gemm", 2))
     assert two("ahead", (0, 64, 4096)) == 4096 and two("streams", (1, 2)) == 2
     assert two("unroll", (1, 2, 4)) == 4 and two("grain", (1, 2)) == 1
     assert two("ahead", (0, 64)) == 0  # it is no choice here
+    assert two("tile", ((5, 2), (4, 2))) == (4, 2)
     assert asked(kernel("gemv", 1))("ahead", (0, 4096, 64)) == 64
     assert other("ahead", (0, 4096)) == 0
 
@@ -252,6 +253,31 @@ def test_every_shipped_rule_decides_for_some_kernel(kind: rules.Kind[Any], devic
     assert [i for i, rule in enumerate(log.rules) if not any(rule is f for f in found)] == []
     words = json.loads(tuning_logs.log_path(device, kind.log).read_text())
     assert all(rule.get("why") for rule in words["rules"])
+
+
+@pytest.mark.parametrize("device", shipped(PREFERENCES))
+def test_every_shipped_preference_is_a_choice(device: str) -> None:
+    profile = devices.find_profile(device)
+    log = tuning_logs.read_log(device, PREFERENCES.log, PREFERENCES.parse)
+    assert log is not None
+    names = "W4A8g32 W2A8g64 W7A8 W8A8 nl4 mixed24 W2*A8 W2sA8 cb3 bcq2g32 anyprec3-8"
+    details = {"anyprec3-8": (("channels", 1),), "W8A8": (("pair_sum", 152),)}
+    specs = [
+        LinearSpec(
+            4096, 4096, parse_scheme(name), details=details.get(name, ()),
+            asymmetric=name == "W8A8",
+        )
+        for name in names.split()
+    ]  # fmt: skip
+    for rule in log.rules:
+        taken = [
+            kernel.choose(spec, profile, Defaults()).decisions
+            for kernel in devices.linear_kernels(profile)
+            if rule.fits(kernel)
+            for spec in specs
+            if kernel.is_for(spec) and kernel.act_bits == 8
+        ]
+        assert any(rule.first.items() <= decisions.items() for decisions in taken), rule
 
 
 @pytest.mark.parametrize("target", ("znver4", "znver3", "x86-64", "graviton2"))
