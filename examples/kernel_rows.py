@@ -1,8 +1,9 @@
 """Which kernel serves how many rows: the defaults of all that read one layout, in turns.
 
 The figures behind ``tuning_logs/<device>/thresholds.json``. Layers have random weights, out of the
-caches; ratios are the time of the kernel that is chosen today over a kernel's, so that above 1 it
-is faster::
+caches, or, with ``--weights 4``, as many as a model of 4 MB has, which stay in them: what is faster
+with one may be slower with the other. Ratios are the time of the kernel that is chosen today over a
+kernel's, so that above 1 it is faster::
 
     python examples/kernel_rows.py --shapes 1536x576,4096x4096 --schemes W4A8g32,W8A8 --rows 8,16,32
 """
@@ -25,10 +26,13 @@ from apq_tvm.tune.tasks import Task, extract
 from apq_tvm.tuning_logs.records import LINEAR
 
 
-def ratios(task: Task, linker: Linker, folder: Path, threads: int) -> dict[str, float]:
+def ratios(
+    task: Task, linker: Linker, folder: Path, threads: int, weights: int
+) -> dict[str, float]:
     """Kernel → the chosen one's time over its; of those that are right."""
     points = [task.point(name, Defaults()) for name in task.kernels]
-    bench = Bench(Workshop(task, folder, threads), linker, Local(), folder, points[0])
+    workshop = Workshop(task, folder, threads)
+    bench = Bench(workshop, linker, Local(), folder, points[0], weights=weights)
     trials = bench.trials(points[1:], SECOND_ROUNDS)
     return {trial.point.kernel: trial.ratio for trial in trials if trial.status == OK}
 
@@ -41,6 +45,7 @@ def main() -> None:
     parser.add_argument("--rows", default="8,16,32")
     parser.add_argument("--target", default="host")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--weights", type=int, default=0, metavar="MB")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -50,9 +55,8 @@ def main() -> None:
                 for task in extract(plan, parse_counts(asked.rows, "--rows")):
                     if task.op != LINEAR or len(task.kernels) < 2:
                         continue
-                    found = sorted(
-                        ratios(task, linker, folder, asked.threads).items(), key=lambda r: -r[1]
-                    )
+                    given = (linker, folder, asked.threads, asked.weights << 20)
+                    found = sorted(ratios(task, *given).items(), key=lambda r: -r[1])
                     words = ", ".join(f"{kernel} {ratio:.2f}" for kernel, ratio in found)
                     print(f"{task.name} M={task.m}, {task.kernel} 1.00: {words}", flush=True)
 
