@@ -208,13 +208,10 @@ class Method:
                 if self.feeds_back:
                     tensor = improve(weight, tensor, feedback.hessian, nodes[-1])
             return tensor
-        if stats is None:
-            means = None if is_table else self._means(nodes, scheme)
+        if stats is None or not self.feeds_back:
+            means = None if is_table or stats is not None else self._means(nodes, scheme)
             pairs = not is_table and self._pairs(nodes, scheme, weight)
-            return quantize_tensor(weight, scheme, name, self.search, None, shared, means, pairs)
-        if not self.feeds_back:
-            pairs = not is_table and self._pairs(nodes, scheme, weight)
-            return quantize_tensor(weight, scheme, name, self.search, stats, shared, None, pairs)
+            return quantize_tensor(weight, scheme, name, self.search, stats, shared, means, pairs)
         if is_table:
             self._note(nodes, "gptq: without feedback, its codes are an embedding table's too")
             return quantize_tensor(weight, scheme, name, self.search, stats, shared)

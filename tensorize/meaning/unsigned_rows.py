@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.formats.integer import PAIR_INPUT
-
-TINY = 2.0**-100
-"""As in `apq_tvm.ops.activations.quantize`: the smallest magnitude that is no zero."""
+from apq_tvm.tensorize.meaning.spans.folded_rows import TINY
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from apq_tvm.formats.integer import (
-    PAIR_MOST,
-    check_scale,
-    check_weight,
-    format_of,
-    round_scale,
-)
-from apq_tvm.formats.scheme import check_scheme
+from apq_tvm.formats.integer import PAIR_MOST, check_scale, format_of, round_scale
 from apq_tvm.types import F32, QuantizedTensor, Scheme
 
 LARGEST, MIDDLE = 127, 128
@@ -53,7 +46,7 @@ def quantize_pairs(
     search: bool = True,
     importance: F32 | None = None,
 ) -> QuantizedTensor:
-    """Quantize one weight matrix.
+    """Quantize one weight matrix, which `apq_tvm.quantizers.registry.quantize_tensor` has checked.
 
     Parameters
     ----------
@@ -73,13 +66,9 @@ def quantize_pairs(
 
     Raises
     ------
-    UnsupportedModel
-        If `w` is no float32 matrix or holds NaN or infinity.
     BadScheme
         If a scale overflows float16.
     """
-    check_scheme(scheme, name)
-    check_weight(w, name)
     n, k = w.shape
     weigh = np.ones(k, np.float32) if importance is None else importance.astype(np.float32)
     weigh = np.pad(weigh, (0, k % 2))
