@@ -73,7 +73,7 @@ def plan(
     stopwatch = stopwatch or _Stopwatch()
     profile = find_profile(target, triple, layout)
     with progress.stage("import"):
-        imported = import_onnx(model, dims)
+        imported = import_onnx(model, dims, _all_float(scheme, tensor_types, guidance))
     stopwatch.lap("import")
     quantized = quantize_guided(
         imported, scheme, tensor_types or {}, guidance or Guidance(), search, progress, kv,
@@ -83,6 +83,17 @@ def plan(
     chosen = plan_quantized(quantized, profile, kv=kv, log=log, shipped_logs=shipped_logs)
     stopwatch.lap("select")
     return chosen
+
+
+def _all_float(
+    scheme: str | Scheme, tensor_types: Mapping[str, str] | None, guidance: Guidance | None
+) -> bool:
+    """Whether no scheme rounds anything, so that what the file itself rounds stays rounded."""
+    from apq_tvm.formats.scheme import parse_scheme
+    from apq_tvm.quantizers.guided import Guidance
+
+    whole = isinstance(scheme, str) and parse_scheme(scheme) is None
+    return whole and not tensor_types and guidance in (None, Guidance())
 
 
 def plan_quantized(

@@ -20,6 +20,7 @@ end.
 ``apq.Fold(z, bias)``               windows [N, *sizes, taps · C] added up where they overlap
 ``apq.Resize(x)``                   ``mode``, ``coordinates``, ``rounding``, ``scales``, ``shape``
 ``apq.Activation(x)``               ``activation`` by name
+``apq.Product(a, b)``               a · b, rounded before anything is added to it
 ``apq.Embedding(w, ids)``           rows of w float32 [V, D]; negative ids count from the end;
                                     ``keep``: why the table stays float
 ``apq.MatMul(a, b)``                ``perm_a``, ``perm_b``, ``perm_out``: transpose(transpose(a)
@@ -85,7 +86,9 @@ from apq_tvm.types import AnyPath, DimSizes, ImportedModel
 __all__ = ["import_onnx"]
 
 
-def import_onnx(path: AnyPath, dims: DimSizes | None = None) -> ImportedModel:
+def import_onnx(
+    path: AnyPath, dims: DimSizes | None = None, as_written: bool = False
+) -> ImportedModel:
     """Read an ONNX model and normalise it.
 
     Parameters
@@ -94,6 +97,9 @@ def import_onnx(path: AnyPath, dims: DimSizes | None = None) -> ImportedModel:
         An ONNX file of opset 11 or later; external data must lie beside it.
     dims : mapping of str to int or (int, int), optional
         Sizes of symbolic dimensions, or the least and greatest they may have, by ONNX name.
+    as_written : bool
+        Activations that the file rounds to integers while it runs are rounded, as it says. By
+        default they are not: a scheme rounds them.
 
     Returns
     -------
@@ -113,7 +119,7 @@ def import_onnx(path: AnyPath, dims: DimSizes | None = None) -> ImportedModel:
     from apq_tvm.onnx_import.normalise import import_model
 
     try:
-        return import_model(Path(path), dims or {})
+        return import_model(Path(path), dims or {}, as_written)
     except ApqError:
         raise
     except Exception as error:  # of onnx's C++ too, whose errors have no base of their own

@@ -39,7 +39,7 @@ _POINTWISE = frozenset(
     "Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less "
     "LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu "
     "Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where Xor "
-    "apq.Activation apq.FromBfloat16 apq.Gelu apq.ToBfloat16".split()
+    "apq.Activation apq.FromBfloat16 apq.Gelu apq.Product apq.ToBfloat16".split()
 )
 _IMAGES = frozenset(
     "Conv DepthToSpace GlobalAveragePool GlobalMaxPool GroupNormalization InstanceNormalization "

@@ -103,6 +103,8 @@ class Graph:
         What the sequences that were met hold.
     inferred : dict
         What ONNX's inference gave: types and shapes of outputs, by what they depend on.
+    as_written : bool
+        Activations are rounded as the file says, and not by a scheme.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Graph:
     other_branch: dict[str, str] = field(default_factory=dict)
     sequences: dict[str, tuple[Part, ...]] = field(default_factory=dict)
     inferred: dict[Any, list[tuple[str, Shape | None] | None]] = field(default_factory=dict)
+    as_written: bool = False
 
     def __post_init__(self) -> None:
         self._names: set[str] = {n.name for n in self.nodes} | set(self.weights)

@@ -51,9 +51,10 @@ from apq_tvm.onnx_import.symbolic.windows import rewrite_windows
 from apq_tvm.types import WEIGHT_INPUT, DimSizes, ImportedModel, QuantizedTensor, TensorSpec
 
 
-def import_model(path: Path, dims: DimSizes) -> ImportedModel:
+def import_model(path: Path, dims: DimSizes, as_written: bool = False) -> ImportedModel:
     """Read and normalise one file; see `apq_tvm.onnx_import.import_onnx`."""
     raw, digest = read_graph(path)
+    raw.as_written = as_written
     raw.sweep()
     check_supported(raw, EXPANSIONS, "ai.onnx.ml.")  # before large trees become tables
     widen(raw)
@@ -158,6 +159,7 @@ def _with_dims(raw: Graph, equal: dict[str, str]) -> Graph:
     inputs, outputs = [spec(s) for s in raw.inputs], [spec(s) for s in raw.outputs]
     graph = Graph(raw.name, raw.opset, inputs, outputs, list(raw.nodes), dict(raw.weights))
     graph.run_sizes, graph.equal, graph.inferred = raw.run_sizes, equal, raw.inferred
+    graph.as_written = raw.as_written
     return graph
 
 

@@ -131,6 +131,11 @@ def convert_sub(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> An
     return relax.op.subtract(x, y)
 
 
+def convert_product(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``apq.Product``; in a function with a sum LLVM and NVRTC would round both at once."""
+    return elementwise(bb, lambda a, b: a * b, *inputs, alone=True)
+
+
 def _squared(bb: relax.BlockBuilder, value: Any) -> Any:
     """What `value` is the square of, None if it is none."""
     made = bb.lookup_binding(value) if isinstance(value, relax.Var) else value
@@ -252,6 +257,7 @@ ARITHMETIC: dict[str, Convert] = {
     "Shrink": convert_shrink,
     "Sign": convert_sign,
     "Sub": convert_sub,
+    "apq.Product": convert_product,
     "apq.FromBfloat16": convert_from_bfloat16,
     "apq.ToBfloat16": convert_to_bfloat16,
 }

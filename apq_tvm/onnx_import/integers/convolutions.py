@@ -17,34 +17,36 @@ from apq_tvm.onnx_import.integers.packed import meaning
 from apq_tvm.types import Node
 
 
-def dynamic_convolution(graph: Graph, node: Node) -> None:
-    """Write one ``ConvInteger`` as ``Conv``, its weights with codes, where the pattern is known."""
+def dynamic_convolution(graph: Graph, node: Node) -> bool:
+    """Write one ``ConvInteger`` as ``Conv``, its weights with codes; False where the pattern is
+    unknown."""
     x, weight, x_zero, w_zero = (*node.inputs, "", "")[:4]
     rounding = graph.made_by(x, "DynamicQuantizeLinear")
     if rounding is None or rounding.outputs[2] != x_zero:
-        return
+        return False
     added, bias = _only_reader(graph, node.outputs[0]), ""
     cast = added
     if added is not None and added.op == "Add":
         cast = _only_reader(graph, added.outputs[0])
     if cast is None or cast.op != "Cast":
-        return
+        return False
     found = _scaled(graph, cast.outputs[0], rounding.outputs[1])
     if found is None:
-        return
+        return False
     last, scale, product = found
     if added is not None and added is not cast:
         bias = _integer_bias(graph, added, node.outputs[0], product)
         if not bias:
-            return
-    floats = _floats(graph, weight, scale, w_zero, node)
+            return False
+    floats = floats_of(graph, weight, scale, w_zero, node)
     if not floats:
-        return
+        return False
     graph.notes[node.name] = (
         "activations are rounded by the scheme, not by the file's DynamicQuantizeLinear"
     )
     inputs = (rounding.inputs[0], floats, bias) if bias else (rounding.inputs[0], floats)
     graph.replace(last, Node("Conv", node.name, inputs, last.outputs, node.attrs))
+    return True
 
 
 def _only_reader(graph: Graph, value: str) -> Node | None:
@@ -86,7 +88,7 @@ def _integer_bias(graph: Graph, added: Node, value: str, product: str) -> str:
     return graph.add_weight(f"{at}.flat", bias.reshape(-1))
 
 
-def _floats(graph: Graph, weight: str, scale: str, zero: str, node: Node) -> str:
+def floats_of(graph: Graph, weight: str, scale: str, zero: str, node: Node) -> str:
     """Name of the float weights, stored with their codes, or ``""``."""
     array, factor = graph.weights.get(weight), graph.weights.get(scale)
     offset = graph.weights.get(zero) if zero else np.zeros((), np.int32)
@@ -109,4 +111,4 @@ def _floats(graph: Graph, weight: str, scale: str, zero: str, node: Node) -> str
     return name
 
 
-__all__ = ["dynamic_convolution"]
+__all__ = ["dynamic_convolution", "floats_of"]

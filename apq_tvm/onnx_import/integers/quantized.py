@@ -1,7 +1,8 @@
 """Integer products become layers whose codes are the file's; rounded activations become float.
 
-What a file says of *activations* is not kept: this compiler rounds them itself at run time, in the
-scheme the user chooses. Three spellings are met, and each leaves a note on its layer:
+What a file says of *activations* is not kept unless the import is told to (`Graph.as_written`):
+this compiler rounds them itself at run time, in the scheme the user chooses. Three spellings are
+met, and each leaves a note on its layer:
 
 - ``DynamicQuantizeLinear`` + ``MatMulInteger``: uint8 with one range for the whole tensor. Our int8
   has a range per token or group, which is finer; but it is symmetric, so where all activations of a
@@ -22,6 +23,11 @@ from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.codes import CODE_BITS, check_scales, of_integers
 from apq_tvm.onnx_import.integers.convolutions import dynamic_convolution
 from apq_tvm.onnx_import.integers.packed import store
+from apq_tvm.onnx_import.integers.written import (
+    exact_convolution,
+    exact_product,
+    round_as_onnxruntime,
+)
 from apq_tvm.onnx_import.symbolic.infer import infer
 from apq_tvm.types import Node
 
@@ -37,13 +43,16 @@ def keep_codes(graph: Graph) -> None:
     _drop_stacks(graph)
     for node in graph.each():
         if node.op == "MatMulInteger":
-            _dynamic(graph, node)
+            (exact_product if graph.as_written else _dynamic)(graph, node)
         elif node.op == "ConvInteger":
-            dynamic_convolution(graph, node)
-        elif node.op in ("MatMul", "Gemm", "Conv"):
+            if graph.as_written or not dynamic_convolution(graph, node):
+                exact_convolution(graph, node)
+        elif node.op in ("MatMul", "Gemm", "Conv") and not graph.as_written:
             _static(graph, node)
         elif node.op == "DequantizeLinear":
             _gathered(graph, node)
+    if graph.as_written:
+        round_as_onnxruntime(graph)
     graph.sweep()
 
 
@@ -228,9 +237,12 @@ def dynamic_quantize_matmul(graph: Graph, node: Node) -> list[Node]:
     if node.op.endswith("DynamicQuantizeMatMul"):
         x, weight, scale, zero, bias = (*node.inputs, "", "")[:5]
         nodes: list[Node] = []
-        graph.notes[node.name] = (
-            "activations are rounded by the scheme, not by the file's DynamicQuantizeMatMul"
-        )
+        if graph.as_written:
+            x, nodes = _rounded(graph, node, x)
+        else:
+            graph.notes[node.name] = (
+                "activations are rounded by the scheme, not by the file's DynamicQuantizeMatMul"
+            )
     else:
         a, weight, a_scale, scale, a_zero, zero, bias = (*node.inputs, "", "", "")[:7]
         x, nodes = unrounded(graph, node, a, a_scale, a_zero)
@@ -242,10 +254,18 @@ def dynamic_quantize_matmul(graph: Graph, node: Node) -> list[Node]:
     return nodes
 
 
+def _rounded(graph: Graph, node: Node, x: str) -> tuple[str, list[Node]]:
+    """What ``DynamicQuantizeLinear`` leaves of a value, and the nodes that make it."""
+    codes = tuple(graph.fresh(f"{node.name}.{part}") for part in ("codes", "scale", "zero"))
+    rounding = Node("DynamicQuantizeLinear", graph.fresh(f"{node.name}.rounding"), (x,), codes)
+    y = graph.fresh(f"{node.name}.rounded")
+    return y, [rounding, Node("DequantizeLinear", graph.fresh(f"{y}.node"), codes, (y,))]
+
+
 def unrounded(graph: Graph, node: Node, a: str, scale: str, zero: str) -> tuple[str, list[Node]]:
     """What an input of 8 bits was before the file's ``DynamicQuantizeLinear``, with a note on
     `node`; of another the floats that it means, and the node that makes them."""
-    rounding = graph.made_by(a, "DynamicQuantizeLinear")
+    rounding = None if graph.as_written else graph.made_by(a, "DynamicQuantizeLinear")
     if rounding is not None and rounding.outputs[1:] == (scale, zero):
         graph.notes[node.name] = (
             "activations are rounded by the scheme, not by the file's DynamicQuantizeLinear"

@@ -32,6 +32,11 @@ def _broadcast(graph: Graph, node: Node) -> list[Shape | None]:
     return [broadcast(graph, *(graph.shape(v) for v in node.inputs if v))]
 
 
+def _product(graph: Graph, node: Node) -> list[Shape | None]:
+    graph.dtypes[node.outputs[0]] = "float32"
+    return _broadcast(graph, node)
+
+
 def _matmul(graph: Graph, node: Node) -> list[Shape | None]:
     a, b = (graph.shape(v) for v in node.inputs[:2])
     return [None if a is None or b is None else matmul_shape(graph, a, b)]
@@ -324,11 +329,12 @@ def _given_each(graph: Graph, node: Node) -> list[Shape | None]:
 ELEMENTWISE = (
     *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Mean", "Sum", "Where", "Equal"),
     *("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor"),
-    *("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift"),
+    *("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift", "apq.Product"),
 )
 CONV_WEIGHT = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
 RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     **dict.fromkeys(ELEMENTWISE, _broadcast),
+    "apq.Product": _product,
     "MatMul": _matmul,
     "Concat": _concat,
     "Reshape": _reshape,

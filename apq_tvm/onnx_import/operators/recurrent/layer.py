@@ -58,11 +58,18 @@ class Layer:
     functions : tuple of str
         Default activations of a direction.
 
+    Attributes
+    ----------
+    exact : bool
+        Whether sums and products are rounded where ONNX Runtime rounds them.
+
     Raises
     ------
     UnsupportedModel
         Shapes that are not known or do not fit, an attribute that is not known.
     """
+
+    exact = False
 
     def __init__(self, steps: Steps, gates: int, functions: tuple[str, ...]) -> None:
         self.steps = steps
@@ -127,6 +134,15 @@ class Layer:
         y = steps.graph.fresh(f"{name}.product")
         steps.add(Node("MatMul", steps.graph.fresh(name), (x, matrix), (y,)))
         return steps("Add", y, bias) if bias else y
+
+    def product(self, index: int, direction: Direction, x: str, matrix: str) -> str:
+        """``x · matrix``, which is that of input `index`."""
+        part = {W: "input", R: "recurrent"}[index]
+        return self.linear(f"{direction.name}.{part}", x, matrix)
+
+    def times(self, a: str, b: str) -> str:
+        """A product that something is added to."""
+        return self.steps("apq.Product" if self.exact else "Mul", a, b)
 
     def bias(self, direction: Direction) -> tuple[str, str]:
         """Biases of the input and of the recurrent product [G * H], or ``""`` twice."""

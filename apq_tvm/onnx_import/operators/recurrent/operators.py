@@ -91,31 +91,35 @@ def lstm_steps(layer: Layer) -> list[Node]:
     apply, coupled = clipping(steps), bool(steps.node.attrs.get("input_forget", 0))
 
     def products(direction: Direction) -> tuple[str, list[str]]:
-        x = _input_products(layer, direction, _sum(layer, direction))
-        captured = [layer.matrix(R, direction)]
-        peepholes = layer.of(PEEPHOLES, direction)
-        return x, [*captured, peepholes] if peepholes else captured
+        x, bias = layer.product(W, direction, layer.x, layer.matrix(W, direction)), ""
+        if total := _sum(layer, direction):
+            # Before the loop, which saves an addition in it; an exact layer adds it last.
+            x, bias = (x, total) if layer.exact else (steps("Add", x, total), "")
+        captured = [layer.matrix(R, direction), layer.of(PEEPHOLES, direction), bias]
+        return x, [value for value in captured if value]
 
     def step(direction: Direction, x: str, state: list[str], captured: list[str]) -> list[str]:
         h, c = state
         f, g, out = direction.functions
-        sums = layer.linear(f"{direction.name}.recurrent", h, captured[0])
-        sums = steps("Add", sums, x)
+        matrix, *rest = captured
+        holes = rest.pop(0) if steps.input(PEEPHOLES) else ""
+        sums = steps("Add", layer.product(R, direction, h, matrix), x)
+        if rest:
+            sums = steps("Add", sums, rest[0])
 
         def gate(index: int, hole: int, cell: str) -> str:
             total = layer.gate(sums, index)
-            if len(captured) > 1:
-                weight = layer.rows(captured[1], hole)
-                total = steps("Add", total, steps("Mul", weight, cell))
+            if holes:
+                weight = layer.rows(holes, hole)
+                total = steps("Add", total, layer.times(weight, cell))
             return apply(f, total)
 
         i = gate(0, 0, c)
         new = apply(g, layer.gate(sums, 3))
         if coupled:  # f = 1 - i
-            cell = steps("Add", c, steps("Mul", i, steps("Sub", new, c)))
+            cell = steps("Add", c, layer.times(i, steps("Sub", new, c)))
         else:
-            kept = steps("Mul", gate(2, 2, c), c)
-            cell = steps("Add", kept, steps("Mul", i, new))
+            cell = steps("Add", layer.times(gate(2, 2, c), c), layer.times(i, new))
         # Not what ``clip`` leaves of it, though ONNX says "the input of activations": so does
         # ONNX Runtime, by which models are judged.
         return [steps("Mul", gate(1, 1, cell), out.apply(steps, cell)), cell]

@@ -1,0 +1,169 @@
+"""Integer products as a file writes them: in floats that hold integers, and are exact.
+
+A float32 holds every integer up to 2^24. Products of 8 bits by 8 are summed in pieces that stay
+below it, so that ``ConvInteger``, and ``MatMulInteger`` where activations stay rounded as the file
+says (`Graph.as_written`), run on the kernels of float layers and give the integers they mean.
+
+What stands behind them is rounded as ONNX Runtime rounds it, since one last place moves a code of
+the next ``DynamicQuantizeLinear``, and that more of the layer behind: ``apq.Product`` is rounded
+before anything is added to it, and ``sigmoid_ratio`` and ``tanh_ratio`` (`apq_tvm.ops.math`) are
+what MLAS computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from apq_tvm.onnx_import.graph import Graph
+from apq_tvm.onnx_import.integers.codes import CODE_BITS
+from apq_tvm.onnx_import.integers.convolutions import floats_of
+from apq_tvm.onnx_import.operators.steps import Steps
+from apq_tvm.types import Array, Node
+
+EXACT = 1 << 24
+"""Integers up to this one are float32 numbers."""
+
+MOST = 255
+"""An integer of 8 bits less its zero point is at most this, of whatever sign."""
+
+
+def exact_convolution(graph: Graph, node: Node) -> None:
+    """Write ``ConvInteger`` as convolutions of floats.
+
+    Raises
+    ------
+    UnsupportedModel
+        Its sums may be too large for a float, in a place where they cannot be cut.
+    """
+    steps, attrs = Steps(graph, node), dict(node.attrs)
+    x, weight, x_zero, w_zero = (*node.inputs, "", "")[:4]
+    numbers, array = _numbers(steps, x, x_zero), _integers(graph, weight, w_zero, 0)
+    if array is None:
+        taps = [steps.size(dim, "kernel") for dim in steps.shape(weight)[1:]]
+        if MOST * MOST * int(np.prod(taps)) > EXACT:
+            raise steps.refuse(_too_large(graph, weight) + "; make it a constant")
+        parts = [(numbers, _numbers(steps, weight, w_zero))]
+    else:
+        pieces = _pieces(np.abs(array).reshape(*array.shape[:2], -1).sum(2))
+        if pieces is None or (len(pieces) > 1 and attrs.get("group", 1) != 1):
+            raise steps.refuse(_too_large(graph, weight))
+        kept = ""
+        if len(pieces) == 1:  # a scheme keeps the codes, then
+            kept = floats_of(graph, weight, steps.number(1.0), w_zero, node)
+        parts = [(numbers, kept)] if kept else _cut(steps, numbers, 1, array, 1, pieces)
+    _put(steps, _sum(steps, "Conv", parts, attrs))
+
+
+def exact_product(graph: Graph, node: Node) -> None:
+    """Write ``MatMulInteger`` of a constant matrix and what ``DynamicQuantizeLinear`` rounds as
+    products of floats; leave others."""
+    steps = Steps(graph, node)
+    a, weight, a_zero, zero = (*node.inputs, "", "")[:4]
+    rounding, array = graph.made_by(a, "DynamicQuantizeLinear"), _integers(graph, weight, zero, 1)
+    if rounding is None or rounding.outputs[2] != a_zero or array is None or array.ndim != 2:
+        return
+    pieces = _pieces(np.abs(array).T)
+    if pieces is not None:
+        last = len(steps.shape(a)) - 1
+        parts = _cut(steps, _numbers(steps, a, a_zero), last, array, 0, pieces)
+        _put(steps, _sum(steps, "MatMul", parts, {}))
+
+
+def round_as_onnxruntime(graph: Graph) -> None:
+    """Where a file rounds while it runs: products of what were integers, sigmoids and tanhs."""
+    if not any(node.op == "DynamicQuantizeLinear" for node in graph.nodes):
+        return
+    for node in graph.each():
+        if node.op == "Mul" and any(_was_integer(graph, value) for value in node.inputs):
+            graph.replace(node, replace(node, op="apq.Product"))
+        elif node.op in ("Sigmoid", "Tanh") and graph.dtype(node.inputs[0]) == "float32":
+            attrs = {"activation": f"{node.op.lower()}_ratio"}
+            graph.replace(node, replace(node, op="apq.Activation", attrs=attrs))
+
+
+def _was_integer(graph: Graph, value: str) -> bool:
+    maker = graph.made_by(value, "Cast", "apq.Product")
+    if maker is None or maker.op == "apq.Product":
+        return maker is not None
+    return graph.dtype(maker.inputs[0]) == "int32" and graph.dtype(value) == "float32"
+
+
+def _integers(graph: Graph, weight: str, zero: str, axis: int) -> Array | None:
+    """A constant of 8 bits or less as floats, less its zero point, which is one for all or one for
+    each entry of `axis`; None if it is none."""
+    array = graph.weights.get(weight)
+    offset = graph.weights.get(zero) if zero else np.zeros((), np.int32)
+    if array is None or offset is None or array.dtype.name not in CODE_BITS:
+        return None
+    sizes = [1] * array.ndim
+    if offset.size > 1:
+        sizes[axis] = offset.size
+        if offset.size != array.shape[axis]:
+            return None
+    return array.astype(np.float32) - offset.astype(np.float32).reshape(sizes)
+
+
+def _pieces(sizes: Array) -> list[tuple[int, int]] | None:
+    """Where to cut the second axis of [rows, k], the sizes of what integers are multiplied by, so
+    that no row's sum is too large; None if that of one entry is."""
+    pieces, start, total = [], 0, np.zeros(len(sizes))
+    for k, column in enumerate(MOST * sizes.T.astype(np.float64)):
+        if column.max(initial=0.0) > EXACT:
+            return None
+        total = total + column
+        if total.max(initial=0.0) > EXACT:
+            pieces.append((start, k))
+            start, total = k, column
+    return [*pieces, (start, sizes.shape[1])]
+
+
+def _cut(
+    steps: Steps, numbers: str, axis: int, array: Array, of: int, pieces: list[tuple[int, int]]
+) -> list[tuple[str, str]]:
+    """The pieces of both operands, along an axis of each."""
+    parts = []
+    for first, last in pieces:
+        given = numbers if len(pieces) == 1 else steps.slice(numbers, axis, first, last)
+        piece = np.take(array, range(first, last), axis=of)
+        parts.append((given, steps.graph.add_weight(f"{steps.node.name}.integers", piece)))
+    return parts
+
+
+def _numbers(steps: Steps, value: str, zero: str) -> str:
+    """Integers less their zero point as floats; one for all, or one for each entry of axis 0."""
+    numbers = steps("Cast", value, to=1)
+    if not zero:
+        return numbers
+    offset, shape = steps("Cast", zero, to=1), steps.shape(zero, 0, 1)
+    if shape:
+        rest = [1] * (len(steps.shape(value)) - 1)
+        offset = steps.reshape(offset) if shape == (1,) else steps.reshape(offset, *shape, *rest)
+    return steps("Sub", numbers, offset)
+
+
+def _sum(steps: Steps, op: str, parts: list[tuple[str, str]], attrs: Mapping[str, Any]) -> str:
+    """The sum of products as int32."""
+    total = ""
+    for given, weight in parts:
+        # A scheme may round what is multiplied, and leave no integer.
+        piece = steps("Cast", steps("Round", steps(op, given, weight, **attrs)), to=6)
+        total = steps("Add", total, piece) if total else piece
+    return total
+
+
+def _put(steps: Steps, result: str) -> None:
+    steps.graph.replace(steps.node, *steps.done(result))
+
+
+def _too_large(graph: Graph, weight: str) -> str:
+    return (
+        f"a sum of products with its weight {graph.describe(weight)} may exceed {EXACT}, up to "
+        "which integers are computed exactly"
+    )
+
+
+__all__ = ["exact_convolution", "exact_product", "round_as_onnxruntime"]
