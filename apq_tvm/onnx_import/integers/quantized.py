@@ -24,10 +24,12 @@ from apq_tvm.onnx_import.integers.codes import CODE_BITS, check_scales, of_integ
 from apq_tvm.onnx_import.integers.convolutions import dynamic_convolution
 from apq_tvm.onnx_import.integers.packed import store
 from apq_tvm.onnx_import.integers.written import (
+    as_integers,
     exact_convolution,
     exact_product,
     round_as_onnxruntime,
 )
+from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.onnx_import.symbolic.infer import infer
 from apq_tvm.types import Node
 
@@ -234,17 +236,22 @@ def dynamic_quantize_matmul(graph: Graph, node: Node) -> list[Node]:
     UnsupportedModel
         Weights that are no constant matrix with one scale per column.
     """
-    if node.op.endswith("DynamicQuantizeMatMul"):
-        x, weight, scale, zero, bias = (*node.inputs, "", "")[:5]
-        nodes: list[Node] = []
-        if graph.as_written:
-            x, nodes = _rounded(graph, node, x)
-        else:
-            graph.notes[node.name] = (
-                "activations are rounded by the scheme, not by the file's DynamicQuantizeMatMul"
-            )
+    dynamic = node.op.endswith("DynamicQuantizeMatMul")
+    if dynamic:
+        a, weight, scale, zero, bias = (*node.inputs, "", "")[:5]
+        a_scale = a_zero = ""
     else:
         a, weight, a_scale, scale, a_zero, zero, bias = (*node.inputs, "", "", "")[:7]
+    if graph.as_written:
+        matrix_of(graph, node, weight, scale, zero)  # refuses what it would
+        steps = Steps(graph, node)
+        return steps.done(as_integers(steps, (a, a_scale, a_zero), (weight, scale, zero), bias))
+    x, nodes = a, list[Node]()
+    if dynamic:
+        graph.notes[node.name] = (
+            "activations are rounded by the scheme, not by the file's DynamicQuantizeMatMul"
+        )
+    else:
         x, nodes = unrounded(graph, node, a, a_scale, a_zero)
     matrix = matrix_of(graph, node, weight, scale, zero)
     y = graph.fresh(f"{node.name}.product") if bias else node.outputs[0]
@@ -252,14 +259,6 @@ def dynamic_quantize_matmul(graph: Graph, node: Node) -> list[Node]:
     if bias:
         nodes.append(Node("Add", graph.fresh(f"{node.name}.bias"), (y, bias), node.outputs))
     return nodes
-
-
-def _rounded(graph: Graph, node: Node, x: str) -> tuple[str, list[Node]]:
-    """What ``DynamicQuantizeLinear`` leaves of a value, and the nodes that make it."""
-    codes = tuple(graph.fresh(f"{node.name}.{part}") for part in ("codes", "scale", "zero"))
-    rounding = Node("DynamicQuantizeLinear", graph.fresh(f"{node.name}.rounding"), (x,), codes)
-    y = graph.fresh(f"{node.name}.rounded")
-    return y, [rounding, Node("DequantizeLinear", graph.fresh(f"{y}.node"), codes, (y,))]
 
 
 def unrounded(graph: Graph, node: Node, a: str, scale: str, zero: str) -> tuple[str, list[Node]]:

@@ -59,18 +59,34 @@ def exact_convolution(graph: Graph, node: Node) -> None:
 
 
 def exact_product(graph: Graph, node: Node) -> None:
-    """Write ``MatMulInteger`` of a constant matrix and what ``DynamicQuantizeLinear`` rounds as
-    products of floats; leave others."""
+    """Write ``MatMulInteger`` with a constant matrix as products of floats; leave others."""
     steps = Steps(graph, node)
     a, weight, a_zero, zero = (*node.inputs, "", "")[:4]
-    rounding, array = graph.made_by(a, "DynamicQuantizeLinear"), _integers(graph, weight, zero, 1)
-    if rounding is None or rounding.outputs[2] != a_zero or array is None or array.ndim != 2:
+    array, offset = _integers(graph, weight, zero, 1), graph.shape(a_zero) if a_zero else ()
+    if array is None or array.ndim != 2 or offset not in ((), (1,)):
         return
     pieces = _pieces(np.abs(array).T)
     if pieces is not None:
         last = len(steps.shape(a)) - 1
         parts = _cut(steps, _numbers(steps, a, a_zero), last, array, 0, pieces)
         _put(steps, _sum(steps, "MatMul", parts, {}))
+
+
+Integers = tuple[str, str, str]
+"""Names of integers, of their scale and of their zero point, which may be absent."""
+
+
+def as_integers(steps: Steps, a: Integers, b: Integers, bias: str = "") -> str:
+    """``a · b + bias`` as onnxruntime's operators compute it: a product of integers, its scale, the
+    bias. An `a` without scale are floats, of which ``DynamicQuantizeLinear`` makes integers."""
+    if not a[1]:
+        fresh, x = steps.graph.fresh, a[0]
+        a = (fresh(f"{x}.codes"), fresh(f"{x}.scale"), fresh(f"{x}.zero"))
+        steps.add(Node("DynamicQuantizeLinear", fresh(f"{x}.rounding"), (x,), a))
+    zeros = (a[2], b[2]) if b[2] else (a[2],) if a[2] else ()
+    sums = steps("Cast", steps("MatMulInteger", a[0], b[0], *zeros), to=1)
+    y = steps("apq.Product", sums, steps("Mul", a[1], b[1]))
+    return steps("Add", y, bias) if bias else y
 
 
 def round_as_onnxruntime(graph: Graph) -> None:
@@ -166,4 +182,9 @@ def _too_large(graph: Graph, weight: str) -> str:
     )
 
 
-__all__ = ["exact_convolution", "exact_product", "round_as_onnxruntime"]
+__all__ = [
+    "as_integers",
+    "exact_convolution",
+    "exact_product",
+    "round_as_onnxruntime",
+]

@@ -123,3 +123,25 @@ def test_static_roundings_are_kept(tmp_path: Path) -> None:
         "apq.Linear": 1,
     }
     assert "QuantizeLinear" not in ops(import_onnx(path))
+
+
+@pytest.mark.parametrize("op", ["DynamicQuantizeMatMul", "MatMulIntegerToFloat"])
+def test_what_onnxruntime_joins_is_a_product_of_integers(tmp_path: Path, op: str) -> None:
+    nodes: list[Any] = [(f"com.microsoft.{op}", "x w ws wz c", "y")]
+    if op == "MatMulIntegerToFloat":
+        nodes = [
+            ("DynamicQuantizeLinear", "x", "a s z"),
+            (f"com.microsoft.{op}", "a w s ws z wz c", "y"),
+        ]
+    weights = {
+        "w": codes(24, 8),
+        "ws": RNG.uniform(0.01, 0.02, 8).astype(np.float32),
+        "wz": codes(8),
+        "c": RNG.standard_normal(8).astype(np.float32),
+    }
+    inputs: Any = {"x": ("float32", ["b", 24])}
+    path = save(build(nodes, inputs, "y", weights, domains={"com.microsoft": 1}), tmp_path)
+    model = import_onnx(path, as_written=True)
+    assert ops(model)["DynamicQuantizeLinear"] == ops(model)["apq.Product"] == 1
+    feeds = feeds_for(model, {"b": 3})
+    exactly(path, feeds, as_written=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from apq_tvm.onnx_import.graph import Graph
 from apq_tvm.onnx_import.integers.quantized import columns
+from apq_tvm.onnx_import.integers.written import as_integers
 from apq_tvm.onnx_import.operators.recurrent.layer import Direction, Layer, R, W
 from apq_tvm.onnx_import.operators.recurrent.operators import lstm_steps
 from apq_tvm.onnx_import.operators.steps import Steps
@@ -48,12 +49,8 @@ class QuantizedLayer(Layer):
         """``x · matrix``; of an exact layer a product of integers."""
         if not self.exact:
             return super().product(index, direction, x, matrix)
-        steps, (_, scale, zero) = self.steps, self._given(index, direction)
-        codes, x_scale, x_zero = (steps.graph.fresh(f"{x}.{p}") for p in ("codes", "scale", "zero"))
-        name = steps.graph.fresh(f"{x}.rounding")
-        steps.add(Node("DynamicQuantizeLinear", name, (x,), (codes, x_scale, x_zero)))
-        sums = steps("MatMulInteger", codes, matrix, x_zero, *([zero] if zero else []))
-        return steps("apq.Product", steps("Cast", sums, to=1), steps("Mul", x_scale, scale))
+        _, scale, zero = self._given(index, direction)
+        return as_integers(self.steps, (x, "", ""), (matrix, scale, zero))
 
     def _given(self, index: int, direction: Direction) -> list[str]:
         """A direction's integers, scales and zero points."""
