@@ -65,7 +65,8 @@ def quantize(
     ----------
     model : ImportedModel
     scheme : Scheme, str or None
-        For every layer that `tensor_types` does not name; ``"float"`` or None keeps them float. A
+        For every layer that `tensor_types` does not name; ``"float"`` or None keeps them float,
+        but for a file's integers of scale 1, which floats multiply exactly: they stay codes. A
         weight that came quantized keeps the file's codes (`ImportedModel.quantized`), whatever
         their bits and groups: only the activations' part counts for it then, groups included
         where the file has none. Embedding tables use
@@ -266,6 +267,9 @@ def _layers(
             chosen, note = None, reason
         elif default is not None and node.op == "apq.Embedding":
             chosen = embedding_scheme(default)
+        if default is None and _holds_integers(model.quantized.get(weight)):
+            chosen, kept = replace(model.quantized[weight].scheme, act_bits=32), True
+            note = "; ".join(filter(None, map(model.notes.get, (weight, node.name))))
         if default is not None and chosen is not None and weight in model.quantized:
             chosen, kept = _with_activations(node, model.quantized[weight].scheme, default), True
             note = "; ".join(filter(None, map(model.notes.get, (weight, node.name))))
@@ -288,6 +292,11 @@ def _layers(
             f"tensor type {words} matches no linear layer or embedding of {model.name}; nearest "
             f"are {close or 'none'}; compile --dry-run lists all"
         )
+
+
+def _holds_integers(tensor: QuantizedTensor | None) -> bool:
+    """Whether codes are what they mean, but for a zero point: floats multiply them exactly."""
+    return tensor is not None and bool((tensor.scales == 1.0).all())
 
 
 def _finite(weight: Array) -> bool:

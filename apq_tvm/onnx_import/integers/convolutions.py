@@ -38,7 +38,7 @@ def dynamic_convolution(graph: Graph, node: Node) -> bool:
         bias = _integer_bias(graph, added, node.outputs[0], product)
         if not bias:
             return False
-    floats = floats_of(graph, weight, scale, w_zero, node)
+    floats = _floats(graph, weight, scale, w_zero, node)
     if not floats:
         return False
     graph.notes[node.name] = (
@@ -88,7 +88,7 @@ def _integer_bias(graph: Graph, added: Node, value: str, product: str) -> str:
     return graph.add_weight(f"{at}.flat", bias.reshape(-1))
 
 
-def floats_of(graph: Graph, weight: str, scale: str, zero: str, node: Node) -> str:
+def _floats(graph: Graph, weight: str, scale: str, zero: str, node: Node) -> str:
     """Name of the float weights, stored with their codes, or ``""``."""
     array, factor = graph.weights.get(weight), graph.weights.get(scale)
     offset = graph.weights.get(zero) if zero else np.zeros((), np.int32)
@@ -111,4 +111,4 @@ def floats_of(graph: Graph, weight: str, scale: str, zero: str, node: Node) -> s
     return name
 
 
-__all__ = ["dynamic_convolution", "floats_of"]
+__all__ = ["dynamic_convolution"]

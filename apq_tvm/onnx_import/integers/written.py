@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.integers.codes import CODE_BITS
-from apq_tvm.onnx_import.integers.convolutions import floats_of
+from apq_tvm.onnx_import.integers.codes import Codes, of_integers
+from apq_tvm.onnx_import.integers.packed import meaning
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.types import Array, Node
 
@@ -41,20 +41,22 @@ def exact_convolution(graph: Graph, node: Node) -> None:
     """
     steps, attrs = Steps(graph, node), dict(node.attrs)
     x, weight, x_zero, w_zero = (*node.inputs, "", "")[:4]
-    numbers, array = _numbers(steps, x, x_zero), _integers(graph, weight, w_zero, 0)
-    if array is None:
+    numbers, codes = _numbers(steps, x, x_zero), _codes(graph, weight, w_zero, node, 0)
+    if codes is None:
         taps = [steps.size(dim, "kernel") for dim in steps.shape(weight)[1:]]
         if MOST * MOST * int(np.prod(taps)) > EXACT:
             raise steps.refuse(_too_large(graph, weight) + "; make it a constant")
-        parts = [(numbers, _numbers(steps, weight, w_zero))]
-    else:
-        pieces = _pieces(np.abs(array).reshape(*array.shape[:2], -1).sum(2))
-        if pieces is None or (len(pieces) > 1 and attrs.get("group", 1) != 1):
-            raise steps.refuse(_too_large(graph, weight))
-        kept = ""
-        if len(pieces) == 1:  # a scheme keeps the codes, then
-            kept = floats_of(graph, weight, steps.number(1.0), w_zero, node)
-        parts = [(numbers, kept)] if kept else _cut(steps, numbers, 1, array, 1, pieces)
+        _put(steps, _sum(steps, "Conv", [(numbers, _numbers(steps, weight, w_zero))], attrs))
+        return
+    count, channels, *taps = graph.weights[weight].shape
+    pieces = _pieces(np.abs(meaning(codes)).reshape(count, channels, -1).sum(2))
+    if pieces is None or (len(pieces) > 1 and attrs.get("group", 1) != 1):
+        raise steps.refuse(_too_large(graph, weight))
+    parts = []
+    for first, last in pieces:
+        values = codes.values.reshape(count, channels, -1)[:, first:last].reshape(count, -1)
+        given = numbers if len(pieces) == 1 else steps.slice(numbers, 1, first, last)
+        parts.append((given, _stored(steps, codes, values, (count, last - first, *taps))))
     _put(steps, _sum(steps, "Conv", parts, attrs))
 
 
@@ -62,14 +64,19 @@ def exact_product(graph: Graph, node: Node) -> None:
     """Write ``MatMulInteger`` with a constant matrix as products of floats; leave others."""
     steps = Steps(graph, node)
     a, weight, a_zero, zero = (*node.inputs, "", "")[:4]
-    array, offset = _integers(graph, weight, zero, 1), graph.shape(a_zero) if a_zero else ()
+    array, offset = graph.weights.get(weight), graph.shape(a_zero) if a_zero else ()
     if array is None or array.ndim != 2 or offset not in ((), (1,)):
         return
-    pieces = _pieces(np.abs(array).T)
-    if pieces is not None:
-        last = len(steps.shape(a)) - 1
-        parts = _cut(steps, _numbers(steps, a, a_zero), last, array, 0, pieces)
-        _put(steps, _sum(steps, "MatMul", parts, {}))
+    codes = _codes(graph, weight, zero, node, 1)
+    pieces = None if codes is None else _pieces(np.abs(meaning(codes)).T)
+    if codes is None or pieces is None:
+        return
+    numbers, axis, parts = _numbers(steps, a, a_zero), len(steps.shape(a)) - 1, []
+    for first, last in pieces:
+        values = codes.values[first:last]
+        given = numbers if len(pieces) == 1 else steps.slice(numbers, axis, first, last)
+        parts.append((given, _stored(steps, codes, values, values.shape)))
+    _put(steps, _sum(steps, "MatMul", parts, {}))
 
 
 Integers = tuple[str, str, str]
@@ -108,19 +115,31 @@ def _was_integer(graph: Graph, value: str) -> bool:
     return graph.dtype(maker.inputs[0]) == "int32" and graph.dtype(value) == "float32"
 
 
-def _integers(graph: Graph, weight: str, zero: str, axis: int) -> Array | None:
-    """A constant of 8 bits or less as floats, less its zero point, which is one for all or one for
-    each entry of `axis`; None if it is none."""
+def _codes(graph: Graph, weight: str, zero: str, node: Node, axis: int) -> Codes | None:
+    """A constant of 8 bits or less as a matrix of integers [its axis 0, everything else] of scale
+    1, less its zero point, which is one for all or one for each entry of `axis`; or None."""
     array = graph.weights.get(weight)
     offset = graph.weights.get(zero) if zero else np.zeros((), np.int32)
-    if array is None or offset is None or array.dtype.name not in CODE_BITS:
+    if array is None or offset is None or offset.size not in (1, array.shape[axis]):
         return None
-    sizes = [1] * array.ndim
-    if offset.size > 1:
-        sizes[axis] = offset.size
-        if offset.size != array.shape[axis]:
-            return None
-    return array.astype(np.float32) - offset.astype(np.float32).reshape(sizes)
+    matrix = array.reshape(len(array), -1)
+    codes = of_integers(matrix, f"{node.op} of {array.dtype.name}")
+    if codes is None:
+        return None
+    sizes, block = [1, 1], list(matrix.shape)
+    sizes[axis], block[axis] = matrix.shape[axis], 1
+    zeros = np.broadcast_to(offset.astype(np.int32).reshape(-1), matrix.shape[axis]).reshape(sizes)
+    ones = np.ones(sizes, np.float32)
+    return replace(codes, scale=ones, zero=zeros, block=(block[0], block[1]))
+
+
+def _stored(steps: Steps, codes: Codes, values: Array, shape: tuple[int, ...]) -> str:
+    """Some of the integers as a weight of floats, with its codes."""
+    block = tuple(1 if b == 1 else s for b, s in zip(codes.block, values.shape, strict=True))
+    piece = replace(codes, values=values, block=(block[0], block[1]))
+    name = steps.graph.add_weight(f"{steps.node.name}.integers", meaning(piece).reshape(shape))
+    steps.graph.codes[name] = piece
+    return name
 
 
 def _pieces(sizes: Array) -> list[tuple[int, int]] | None:
@@ -135,18 +154,6 @@ def _pieces(sizes: Array) -> list[tuple[int, int]] | None:
             pieces.append((start, k))
             start, total = k, column
     return [*pieces, (start, sizes.shape[1])]
-
-
-def _cut(
-    steps: Steps, numbers: str, axis: int, array: Array, of: int, pieces: list[tuple[int, int]]
-) -> list[tuple[str, str]]:
-    """The pieces of both operands, along an axis of each."""
-    parts = []
-    for first, last in pieces:
-        given = numbers if len(pieces) == 1 else steps.slice(numbers, axis, first, last)
-        piece = np.take(array, range(first, last), axis=of)
-        parts.append((given, steps.graph.add_weight(f"{steps.node.name}.integers", piece)))
-    return parts
 
 
 def _numbers(steps: Steps, value: str, zero: str) -> str:

@@ -100,6 +100,7 @@ def test_float_is_the_file_bit_for_bit(tmp_path: Path) -> None:
     path, out = model(tmp_path), tmp_path / "module"
     apq_tvm.compile(path, out, scheme="float")
     module = load_module(out)
+    assert {layer["scheme"] for layer in module.manifest["layers"]} == {"W8A32"}
     for width in (1, 9, 40):
         feeds = {"x": RNG.standard_normal((1, 1, 6, width)).astype(np.float32)}
         got = module.run(feeds)
