@@ -43,7 +43,7 @@ REFUSED = {
         ("ai.onnx.ml.CastMap", "ai.onnx.ml.CategoryMapper", "ai.onnx.ml.DictVectorizer"),
         "maps and strings are no tensors of numbers; encode them before the model",
     ),
-    "ai.onnx.ml.ZipMap": "export with options={'zipmap': False}",
+    "ai.onnx.ml.ZipMap": "only outputs may be maps; export with options={'zipmap': False}",
     "Constant": "it is a weight",
     "Dropout": "it is dropped, as it does nothing at inference, but here its mask is used",
     "Upsample": "it is older than opset 11",

@@ -56,6 +56,7 @@ def read_graph(path: Path) -> tuple[Graph, str]:
     _check_control_flow(model.graph)
     model, opset, aside = _at_known_opset(model)
     graph = model.graph
+    _without_maps(graph)
     _refuse_duplicates("input", (i.name for i in graph.input))
     _refuse_duplicates("output", (o.name for o in graph.output))
     _refuse_duplicates("weight", _without_twins(graph))
@@ -120,6 +121,18 @@ def _inline(model: onnx.ModelProto) -> onnx.ModelProto:
         return inliner.inline_local_functions(model)
     except Exception as error:  # the inliner's C++ code raises many, which have no base
         raise ImportFailed(f"the functions of this file cannot be inlined: {error}") from error
+
+
+def _without_maps(graph: onnx.GraphProto) -> None:
+    """Outputs that ``ZipMap`` makes, a map of classes for each row, are the tensor it reads: a
+    column for each class, in the order of its labels."""
+    makers = {output: node for node in graph.node for output in node.output}
+    for output in graph.output:
+        maker = makers.get(output.name)
+        if maker is not None and maker.op_type == "ZipMap" and maker.domain == "ai.onnx.ml":
+            maker.op_type, maker.domain = "Identity", ""
+            del maker.attribute[:]
+            output.ClearField("type")
 
 
 def _check_control_flow(graph: onnx.GraphProto) -> None:
@@ -332,8 +345,7 @@ def _spec(info: onnx.ValueInfoProto, what: str, names: _DimNames) -> TensorSpec:
         remedy = (
             "encode them before the model, and cut it behind what does"
             if what == "input"
-            else "remove it from the model (scikit-learn's probabilities: export with "
-            "options={'zipmap': False}; labels that are strings: train on numbers)"
+            else "remove it from the model (labels that are strings: train on numbers)"
         )
         raise UnsupportedModel(
             f"{what} {info.name!r} holds {held}; only tensors of numbers work: {remedy}"

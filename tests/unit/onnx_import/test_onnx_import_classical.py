@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
-from onnx_models import build, save, session_of
+from onnx_models import build, run_node, save, session_of
 from onnx_reference import run_reference
 
 from apq_tvm.errors import ApqError
@@ -126,11 +127,28 @@ def test_leaves_apart(tmp_path: Path) -> None:
 
 def test_refused(tmp_path: Path) -> None:
     """What is not compiled is listed with its nodes and what to do."""
-    nodes = [(f"ai.onnx.ml.{op}", "x", op) for op in ("CastMap", "ZipMap")]
+    nodes = [("ai.onnx.ml.CastMap", "x", "m"), ("ai.onnx.ml.ZipMap", "x", "z"), ("Abs", "z", "y")]
     given = {"x": ("float32", ["n", 2])}
-    model = build(nodes, given, "CastMap ZipMap", domains={"ai.onnx.ml": 3})
-    with pytest.raises(ApqError, match=r"CastMap \(.*before.*'n_CastMap'.*zipmap"):
+    model = build(nodes, given, "m y", domains={"ai.onnx.ml": 3})
+    with pytest.raises(ApqError, match=r"CastMap \(.*before.*'n_m'.*zipmap"):
         import_onnx(save(model, tmp_path))
+
+
+def test_maps_of_classes_are_columns(tmp_path: Path) -> None:
+    """What skl2onnx makes of probabilities by default, a map for each row."""
+    nodes = [
+        ("Softmax", "x", "p"),
+        ("ai.onnx.ml.ZipMap", "p", "maps", {"classlabels_int64s": [4, 7, 9]}),
+    ]
+    given = {"x": ("float32", ["n", 3])}
+    model = build(nodes, given, "maps", domains={"ai.onnx.ml": 1})
+    kind = onnx.helper.make_map_type_proto(7, onnx.helper.make_tensor_type_proto(1, None))
+    model.graph.output[0].type.CopyFrom(onnx.helper.make_sequence_type_proto(kind))
+    path = save(model, tmp_path)
+    x = np.random.default_rng(3).standard_normal((5, 3)).astype(np.float32)
+    got = run_reference(import_onnx(path), {"x": x}, run_node)["maps"]
+    rows = session_of(path).run(None, {"x": x})[0]
+    np.testing.assert_allclose(got, [[row[k] for k in (4, 7, 9)] for row in rows], rtol=1e-6)
 
 
 def test_strings(tmp_path: Path) -> None:
