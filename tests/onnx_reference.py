@@ -127,6 +127,32 @@ def _linear(
     return y if residual is None else np.asarray(y + residual)
 
 
+_COMPARED = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
+
+
+def _trees(attrs: Any, _: Any, x: Array, *tables: Array) -> Array:
+    nodes, first, targets, values, roots, depths, *rest = tables
+    features, thresholds, yes, no = np.ascontiguousarray(nodes.T)
+    thresholds = thresholds.view(np.float32) if x.dtype == np.float32 else rest.pop(0)
+    join = {"SUM": np.add, "MIN": np.minimum, "MAX": np.maximum}[attrs["how"]]
+    start = {"SUM": 0.0, "MIN": np.inf, "MAX": -np.inf}[attrs["how"]]
+    y = np.full((len(x), attrs["targets"]), start, x.dtype)
+    for row, total in zip(x, y, strict=True):
+        for root, depth in zip(roots.reshape(-1), depths.repeat(roots.shape[1]), strict=True):
+            at = root
+            for _ in range(depth):
+                mode = rest[0][at] if len(attrs["modes"]) > 1 else attrs["modes"][0]
+                answer = (
+                    bool(_COMPARED[mode](row[features[at]], thresholds[at])) if mode >= 0 else 0
+                )
+                if attrs["missing"] and np.isnan(row[features[at]]) and rest[-1][at]:
+                    answer = True
+                at = yes[at] if answer else no[at]
+            for entry in range(first[at], first[at + 1]):
+                total[targets[entry]] = join(total[targets[entry]], values[entry])
+    return y
+
+
 def _embedding(attrs: Any, _: Any, table: Array, ids: Array) -> Array:
     return np.take(table, ids, axis=0)
 
@@ -255,6 +281,7 @@ _OPS: dict[str, Callable[..., Array]] = {
     "apq.Pad": _pad,
     "apq.PoolFirst": _pool_first,
     **WINDOW_OPS,
+    "apq.Trees": _trees,
     "apq.Product": lambda attrs, _, a, b: a * b,
     "apq.Activation": lambda attrs, _, x: ACTIVATIONS[attrs["activation"]](x),
     "apq.Depthwise": _depthwise,

@@ -20,6 +20,7 @@ from apq_tvm.schedules.graph.embedding import schedule_embedding
 from apq_tvm.schedules.graph.generic import schedule_generic
 from apq_tvm.schedules.graph.layernorm import schedule_layernorm
 from apq_tvm.schedules.graph.softmax import schedule_softmax
+from apq_tvm.schedules.graph.trees import schedule_trees
 from apq_tvm.schedules.graph.window_reduce import schedule_window_reduce
 from apq_tvm.schedules.graph.windows import schedule_windows
 from apq_tvm.schedules.linear.quantize import schedule_quantize
@@ -50,6 +51,7 @@ RULES: dict[str, Rule] = {
     "quantize_row_bundles": schedule_quantize,
     "quantize_windows": schedule_quantize,
     "softmax": schedule_softmax,
+    "trees": schedule_trees,
     "windows": schedule_windows,
 }
 """``apq.op`` of a PrimFunc → its schedule. Beside these are those of a device's own."""

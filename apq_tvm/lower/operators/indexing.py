@@ -1,4 +1,4 @@
-"""Nodes that follow indices: gathers, scatters, ReverseSequence, OneHot, TopK.
+"""Nodes that follow indices: gathers, scatters, ReverseSequence, OneHot, TopK, decision trees.
 
 TVM's importer counts negative indices from the end inside a kernel and follows the others wherever
 they lead.
@@ -20,6 +20,7 @@ from apq_tvm.lower.relax_import import Convert
 from apq_tvm.ops.graph.gather import gather, gather_elements, gather_nd, reverse_sequence
 from apq_tvm.ops.graph.scatter import REDUCTIONS, scatter_elements, scatter_nd
 from apq_tvm.ops.graph.topk import topk
+from apq_tvm.ops.graph.trees import TreesSpec, trees
 from apq_tvm.types import ImportedModel, Node
 
 
@@ -169,6 +170,16 @@ def topk_converter(model: ImportedModel) -> Convert:
     return convert
 
 
+def convert_trees(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any]) -> Any:
+    """``apq.Trees``."""
+    attrs, dtype = node.attrs, dtype_of(inputs[0])
+    told = ("targets", "how", "modes", "missing", "least", "side")
+    spec = TreesSpec(dtype, **{name: attrs[name] for name in told})
+    func = bb.add_func(trees(spec), "trees")
+    out = [known_shape(inputs[0], node)[0], _int(spec.targets)]
+    return bb.emit(relax.call_tir(func, list(inputs), relax.TensorType(out, dtype)))
+
+
 def indexing_converters(model: ImportedModel) -> dict[str, Convert]:
     """Converters by operator name."""
     return {
@@ -181,4 +192,5 @@ def indexing_converters(model: ImportedModel) -> dict[str, Convert]:
         "ScatterElements": convert_scatter_elements,
         "ScatterND": convert_scatter_nd,
         "TopK": topk_converter(model),
+        "apq.Trees": convert_trees,
     }

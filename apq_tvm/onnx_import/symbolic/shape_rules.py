@@ -37,6 +37,12 @@ def _product(graph: Graph, node: Node) -> list[Shape | None]:
     return _broadcast(graph, node)
 
 
+def _trees(graph: Graph, node: Node) -> list[Shape | None]:
+    x = graph.shape(node.inputs[0])
+    graph.dtypes[node.outputs[0]] = graph.dtype(node.inputs[0]) or "float32"
+    return [None if x is None else (x[0], node.attrs["targets"])]
+
+
 def _matmul(graph: Graph, node: Node) -> list[Shape | None]:
     a, b = (graph.shape(v) for v in node.inputs[:2])
     return [None if a is None or b is None else matmul_shape(graph, a, b)]
@@ -335,6 +341,7 @@ CONV_WEIGHT = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
 RULES: dict[str, Callable[[Graph, Node], list[Shape | None]]] = {
     **dict.fromkeys(ELEMENTWISE, _broadcast),
     "apq.Product": _product,
+    "apq.Trees": _trees,
     "MatMul": _matmul,
     "Concat": _concat,
     "Reshape": _reshape,

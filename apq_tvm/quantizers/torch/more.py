@@ -190,6 +190,33 @@ def _reverse_sequence(attrs: Attrs, x: Tensor, lengths: Tensor) -> Tensor:
     return moved.movedim((0, 1), (batch, time))
 
 
+_COMPARED = (torch.le, torch.lt, torch.ge, torch.gt, torch.eq, torch.ne)
+
+
+def _trees(attrs: Attrs, x: Tensor, *tables: Tensor) -> Tensor:
+    nodes, first, targets, values, roots, depths, *rest = tables
+    features, thresholds, yes, no = nodes.T.contiguous()
+    thresholds = thresholds.view(torch.float32) if x.dtype == torch.float32 else rest.pop(0)
+    at = roots.reshape(-1).long().expand(len(x), -1)
+    for _ in range(int(depths.max())):
+        value, threshold = x.gather(1, features[at].long()), thresholds[at]
+        modes = [_COMPARED[mode](value, threshold) for mode in attrs["modes"]]
+        answer = modes[0]
+        for mode, other in zip(attrs["modes"][1:], modes[1:], strict=True):
+            answer = torch.where(rest[0][at] == mode, other, answer)
+        if attrs["missing"]:
+            answer = answer | (torch.isnan(value) & (rest[-1][at] != 0))
+        at = torch.where(answer, yes[at], no[at]).long()
+    start = {"SUM": 0.0, "MIN": torch.inf, "MAX": -torch.inf}[attrs["how"]]
+    reduce = {"SUM": "sum", "MIN": "amin", "MAX": "amax"}[attrs["how"]]
+    sums = []
+    for row in at:
+        said = torch.cat([torch.arange(first[i], first[i + 1]) for i in row.tolist()])
+        one = torch.full((attrs["targets"],), start, dtype=x.dtype)
+        sums.append(one.scatter_reduce(0, targets[said].long(), values[said], reduce))
+    return torch.stack(sums)
+
+
 MORE_OPS: dict[str, Callable[..., Any]] = {
     "ArgMax": _arg(torch.argmax),
     "ArgMin": _arg(torch.argmin),
@@ -213,6 +240,7 @@ MORE_OPS: dict[str, Callable[..., Any]] = {
     "OneHot": _one_hot,
     "PRelu": _prelu,
     "ReduceLogSum": _log_sum(False),
+    "apq.Trees": _trees,
     "ReduceLogSumExp": _log_sum(True),
     "ReduceProd": _product_reduced,
     "ReverseSequence": _reverse_sequence,

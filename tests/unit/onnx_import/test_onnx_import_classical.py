@@ -57,7 +57,7 @@ LEAF_LAST = {
         ({"nodes_featureids": [-1, 0, 0]}, "not there"),
         ({"nodes_nodeids": [0, 1, 1]}, "one number"),
         ({"target_ids": [0, 4]}, "target 4"),
-        ({"n_targets": 1 << 40}, "targets of 3 nodes"),
+        ({"n_targets": 1 << 40}, "targets, of at most"),
         ({"nodes_values": [0.5]}, "different lengths"),
         ({"nodes_modes": ["BRANCH_MEMBER", "LEAF", "LEAF"]}, "BRANCH_MEMBER"),
         ({"post_transform": "PROBIT"}, "PROBIT"),

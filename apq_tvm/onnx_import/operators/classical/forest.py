@@ -16,7 +16,7 @@ MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRA
 
 LONGEST = 1000
 DIFFERENT = "its lists of nodes have different lengths, or none"
-MOST_WEIGHTS = 1 << 26
+MOST_TARGETS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,13 @@ class Forest:
         Index in `MODES`; -1 of a leaf.
     missing : ndarray of bool
         NaN is a yes.
-    weights : ndarray of the type of the thresholds
-        [n, targets]; zeros but at leaves.
-    roots : ndarray of int64
-        [trees]
-    depth : int
-        Comparisons on the longest way.
+    first : ndarray of int64
+        [n + 1]: what node i says are entries ``first[i]`` to ``first[i + 1]`` of the next two.
+    targets : ndarray of int64
+    values : ndarray of the type of the thresholds
+        That of a target.
+    roots, depths : ndarray of int64
+        [trees]; comparisons on the longest way of each.
     """
 
     features: Array
@@ -46,9 +47,11 @@ class Forest:
     yes: Array
     no: Array
     missing: Array
-    weights: Array
+    first: Array
+    targets: Array
+    values: Array
     roots: Array
-    depth: int
+    depths: Array
 
 
 def _listed(attrs: Mapping[str, Any], name: str) -> Array:
@@ -86,18 +89,17 @@ def by_numbers(attrs: Mapping[str, Any], leaf: str, targets: int) -> Forest:
         leads[inner] = nodes.find(nodes.trees[inner], numbers[inner])
     thresholds = _listed(attrs, "nodes_values")
     values, places = _listed(attrs, f"{leaf}_weights"), _integers(attrs, f"{leaf}_ids")
-    weights = _zeros(count, targets, values)
     at = nodes.find(_integers(attrs, f"{leaf}_treeids"), _integers(attrs, f"{leaf}_nodeids"))
     if not len(at) == len(places) == len(values):
         raise ValueError("its lists of leaves have different lengths")
+    _check_targets(targets)
     wrong = places[(places < 0) | (places >= targets)]
     if len(wrong):
         raise ValueError(f"a leaf's weight is of {leaf} {wrong[0]}")
-    np.add.at(weights, (at, places), values)
     missed = _integers(attrs, "nodes_missing_value_tracks_true", np.zeros(count)) > 0
     features = _integers(attrs, "nodes_featureids")
     roots = np.unique(nodes.trees, return_index=True)[1]  # a tree's first, for ONNX Runtime
-    return _checked(features, thresholds, kinds, yes, no, missed, weights, roots)
+    return _checked(features, thresholds, kinds, yes, no, missed, (at, places, values), roots)
 
 
 class _Numbered:
@@ -154,11 +156,9 @@ def _integers(attrs: Mapping[str, Any], name: str, absent: Array | None = None) 
     return np.asarray(given, np.int64) if absent is None or len(given) else absent
 
 
-def _zeros(count: int, targets: int, like: Array) -> Array:
-    """Weights of no leaf yet: [count, targets]."""
-    if not 0 < targets * count <= MOST_WEIGHTS:
-        raise ValueError(f"{targets} targets of {count} nodes are more than {MOST_WEIGHTS} weights")
-    return np.zeros((count, targets), like.dtype)
+def _check_targets(targets: int) -> None:
+    if not 0 < targets <= MOST_TARGETS:
+        raise ValueError(f"it has {targets} targets, of at most {MOST_TARGETS}")
 
 
 def _kinds(modes: Sequence[str]) -> Array:
@@ -189,10 +189,9 @@ def by_leaves(attrs: Mapping[str, Any]) -> Forest:
         ways.append(np.concatenate([to + inner * (is_leaf != 0), np.arange(inner, count)]))
     yes, no = ways
     targets, places = int(attrs["n_targets"]), np.asarray(attrs["leaf_targetids"])
+    _check_targets(targets)
     if places.min(initial=0) < 0 or places.max(initial=0) >= targets:
         raise ValueError("a leaf's target is out of range")
-    weights = _zeros(count, targets, values)
-    weights[np.arange(inner, count), places] = values
     leaves = np.zeros(len(values), np.int64)
     given = _integers(attrs, "nodes_missing_value_tracks_true", np.zeros(inner, np.int64))
     return _checked(
@@ -202,7 +201,7 @@ def by_leaves(attrs: Mapping[str, Any]) -> Forest:
         yes,
         no,
         np.concatenate([given > 0, leaves > 0]),
-        weights,
+        (np.arange(inner, count), places, values),
         np.asarray(attrs["tree_roots"], np.int64),
     )
 
@@ -214,10 +213,11 @@ def _checked(
     yes: Array,
     no: Array,
     missing: Array,
-    weights: Array,
+    said: tuple[Array, Array, Array],
     roots: Array,
 ) -> Forest:
-    """The tables and the depth, once every way is known to end."""
+    """The tables and the depths, once every way is known to end; `said` are nodes, the targets they
+    speak of and what they say."""
     count, leaf = len(modes), modes < 0
     tables = (features, thresholds, yes, no, missing)
     if any(len(table) != count for table in tables) or not count:
@@ -226,10 +226,34 @@ def _checked(
         raise ValueError("a branch leads to a node that is not there")
     if not len(roots) or roots.min() < 0 or roots.max() >= count:
         raise ValueError("no tree has a root")
-    level, depth = np.unique(roots), 0
-    while not leaf[level].all():
-        depth += 1
-        if depth > min(count, LONGEST):
-            raise ValueError(f"nodes lead in a circle, or over more than {LONGEST} others")
-        level = np.unique(np.concatenate([yes[level], no[level]]))
-    return Forest(features, thresholds, modes, yes, no, missing, weights, roots, depth)
+    depths = _depths(yes, no, leaf, roots)
+    places, targets, values = said
+    if not len(places) == len(targets) == len(values):
+        raise ValueError("its lists of leaves have different lengths")
+    order = np.argsort(places, kind="stable")
+    first = np.searchsorted(places[order], np.arange(count + 1))
+    return Forest(
+        features, thresholds, modes, yes, no, missing,
+        first, targets[order], values[order], roots, depths,
+    )  # fmt: skip
+
+
+def _depths(yes: Array, no: Array, leaf: Array, roots: Array) -> Array:
+    """Comparisons on the longest way of each tree.
+
+    Raises
+    ------
+    ValueError
+        A way has no end, or one that is very far.
+    """
+    count, depths = len(leaf), np.zeros(len(roots), np.int64)
+    trees, nodes = np.arange(len(roots)), roots
+    for depth in range(min(count, LONGEST) + 1):
+        inner = ~leaf[nodes]
+        trees, nodes = trees[inner], nodes[inner]
+        if not len(nodes):
+            return depths
+        depths[trees] = depth + 1
+        below = np.concatenate([trees * count + yes[nodes], trees * count + no[nodes]])
+        trees, nodes = np.divmod(np.unique(below), count)
+    raise ValueError(f"nodes lead in a circle, or over more than {LONGEST} others")

@@ -1,4 +1,4 @@
-"""Decision trees: as many steps down as the deepest has, all trees and rows at once."""
+"""Decision trees: one node that walks down all of them, and what is made of its sums."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.operators.classical.forest import MODES, Forest, by_leaves, by_numbers
-from apq_tvm.onnx_import.operators.classical.rows import SHARED, as_rows, rounded
+from apq_tvm.onnx_import.operators.classical.forest import Forest, by_leaves, by_numbers
+from apq_tvm.onnx_import.operators.classical.rows import as_rows
 from apq_tvm.onnx_import.operators.classical.scores import (
     labels,
     picked,
@@ -18,107 +18,105 @@ from apq_tvm.onnx_import.operators.classical.scores import (
     transformed,
     two_columns,
 )
-from apq_tvm.onnx_import.operators.standard import reduced
 from apq_tvm.onnx_import.operators.steps import Steps
 from apq_tvm.types import Array, Node
 
-DEEPEST = 64
-COMPARED = ("LessOrEqual", "Less", "GreaterOrEqual", "Greater", "Equal", "Equal")
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+SIDE = 12
+"""Trees that a row walks down side by side."""
+
+LESS_OR_EQUAL = 0
+"""In `forest.MODES`."""
+
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 
 class _Walk:
-    """Steps down the trees of a forest; its tables are constants of the graph."""
+    """Steps down the trees of a forest: ``apq.Trees``, whose tables are constants of the graph."""
 
     def __init__(self, steps: Steps, forest: Forest) -> None:
         self.steps, self.forest = steps, forest
         x = as_rows(steps, steps.node.inputs[0])
-        self.rows, columns = steps.shape(x)
-        if isinstance(columns, int) and forest.features.max() >= columns:
-            raise ValueError(f"column {forest.features.max()} is compared, x has {columns}")
+        columns, self.least = steps.shape(x)[1], int(forest.features.max()) + 1
+        if isinstance(columns, int):
+            if self.least > columns:
+                raise ValueError(f"column {self.least - 1} is compared, x has {columns}")
+            self.least = 0
         kind = steps.graph.dtype(x)
         double = kind == "float64" or forest.thresholds.dtype == np.float64
         self.kind = "float64" if double else "float32"
         self.x = x if kind == self.kind else steps("Cast", x, to=11 if double else 1)
+        if forest.missing.any() and isinstance(columns, int):
+            self._spread(columns)
 
-    def table(self, name: str, array: Array) -> str:
-        """A constant that is looked up."""
-        return self.steps.graph.add_weight(f"{self.steps.node.name}.{name}", rounded(array))
+    def _spread(self, columns: int) -> None:
+        """Where NaN is a yes and ``<=`` is asked, ask of another copy of x: in which it is -inf."""
+        forest, steps = self.forest, self.steps
+        inner = forest.modes >= 0
+        if set(forest.modes[inner].tolist()) != {LESS_OR_EQUAL}:
+            return
+        least = steps.number(-np.inf, self.kind)
+        known = steps("Where", steps("IsNaN", self.x), least, self.x)
+        self.x = steps("Concat", self.x, known, axis=1)
+        self.forest = replace(
+            forest,
+            features=forest.features + columns * forest.missing,
+            missing=np.zeros_like(forest.missing),
+        )
 
-    def leaves(self) -> str:
-        """The leaf that each row [N] gets to in each tree: int64 [N, trees].
+    def total(self, targets: int, how: str) -> str:
+        """What the leaves that each row gets to say together: [N, targets].
 
         Raises
         ------
         UnsupportedModel
-            A tree is very deep.
+            The least or greatest of several targets is asked for.
         """
         steps, forest = self.steps, self.forest
-        if forest.depth > DEEPEST:
-            raise steps.refuse(
-                f"a tree is {forest.depth} levels deep, the most is {DEEPEST}; limit max_depth"
-            )
-        roots = steps.graph.add_weight(f"{steps.node.name}.roots", forest.roots)
-        at = steps.expand(roots, self.rows, len(forest.roots))
-        tables = {
-            "features": forest.features,
-            "thresholds": forest.thresholds.astype(self.kind),
-            "yes": forest.yes,
-            "no": forest.no,
-        }
-        used = sorted(set(forest.modes[forest.modes >= 0].tolist()))
-        if len(used) > 1:
-            tables["modes"] = forest.modes
-        if forest.missing.any():
-            tables["missing"] = forest.missing
-        self.names = {name: self.table(name, array) for name, array in tables.items()}
-        for _ in range(forest.depth):
-            yes = self._answer(at, used)
-            at = steps("Where", yes, self._look(at, "yes"), self._look(at, "no"))
-        return at
-
-    def _look(self, at: str, name: str) -> str:
-        return self.steps("Gather", self.names[name], at, **SHARED)
-
-    def _answer(self, at: str, used: list[int]) -> str:
-        """Whether each comparison says yes."""
-        steps = self.steps
-        value = steps("GatherElements", self.x, self._look(at, "features"), axis=1, **SHARED)
-        threshold = self._look(at, "thresholds")
-        yes = self._compared(value, threshold, used[0])
-        for mode in used[1:]:
-            here = steps("Equal", self._look(at, "modes"), steps.number(mode, "int64"))
-            yes = steps("Where", here, self._compared(value, threshold, mode), yes)
-        if "missing" in self.names:
-            unknown = steps("And", steps("IsNaN", value), self._look(at, "missing"))
-            yes = steps("Or", yes, unknown)
-        return yes
-
-    def _compared(self, value: str, threshold: str, mode: int) -> str:
-        op, steps = COMPARED[mode], self.steps
-        if op.endswith("OrEqual") and steps.graph.opset < 12:  # which lack it; NaN is neither
-            strict = steps(op.removesuffix("OrEqual"), value, threshold)
-            return steps("Or", strict, steps("Equal", value, threshold))
-        answer = steps(op, value, threshold)
-        return steps("Not", answer) if MODES[mode] == "BRANCH_NEQ" else answer
-
-    def total(self, leaves: str, how: str) -> str:
-        """What the leaves say together: [N, targets] in float32."""
-        steps, weights = self.steps, self.forest.weights
-        if how in ("MIN", "MAX") and weights.shape[1] > 1:
+        if how in ("MIN", "MAX") and targets > 1:
             raise steps.refuse(f"the {how} of several targets cannot be compiled")
-        # A column at a time: a matrix that rows are looked up in would be a layer to quantize.
-        columns = [
-            steps("Gather", self.table(f"weights{i}", column), leaves, **SHARED)
-            for i, column in enumerate(weights.astype(self.kind).T)
+        modes = tuple(sorted(set(forest.modes[forest.modes >= 0].tolist()))) or (0,)
+        names = [
+            steps.graph.add_weight(f"{steps.node.name}.{name}", table)
+            for name, table in _tables(forest, self.kind, modes).items()
         ]
-        op = {"MIN": "ReduceMin", "MAX": "ReduceMax"}.get(how, "ReduceSum")
-        sums = [reduced(steps, op, column, (1,)) for column in columns]
-        y = sums[0] if len(sums) == 1 else steps("Concat", *sums, axis=1)
+        y = steps(
+            "apq.Trees", self.x, *names, targets=targets, modes=modes, least=self.least,
+            how="SUM" if how == "AVERAGE" else how, missing=bool(forest.missing.any()), side=SIDE,
+        )  # fmt: skip
         if how == "AVERAGE":
-            y = steps("Div", y, steps.number(len(self.forest.roots), self.kind))
+            y = steps("Div", y, steps.number(len(forest.roots), self.kind))
         return y
+
+
+def _tables(forest: Forest, kind: str, modes: tuple[int, ...]) -> dict[str, Array]:
+    """What `apq_tvm.ops.graph.trees` reads, in its order.
+
+    Trees are `SIDE` to a group; a leaf that says nothing, the last node, fills up the last one.
+    """
+    count, single = len(forest.modes), kind == "float32"
+    thresholds = forest.thresholds.astype(kind)
+    nodes = np.zeros((count + 1, 4), np.int32)
+    nodes[:-1, 0], nodes[:-1, 2], nodes[:-1, 3] = forest.features, forest.yes, forest.no
+    nodes[:-1, 1] = thresholds.view(np.int32) if single else 0
+    nodes[-1, 2:] = count
+    missing = -len(forest.roots) % SIDE
+    tables = {
+        "nodes": nodes,
+        "first": np.append(forest.first, forest.first[-1:]),
+        "targets": forest.targets,
+        "values": forest.values.astype(kind),
+        "roots": np.pad(forest.roots, (0, missing), constant_values=count).reshape(-1, SIDE),
+        "depths": np.pad(forest.depths, (0, missing)).reshape(-1, SIDE).max(1),
+    }
+    if not single:
+        tables["thresholds"] = np.append(thresholds, 0.0)
+    if len(modes) > 1:
+        tables["modes"] = np.append(forest.modes, -1)
+    if forest.missing.any():
+        tables["missing"] = np.append(forest.missing, False)
+    own = ("values", "thresholds")
+    return {k: table if k in own else table.astype(np.int32) for k, table in tables.items()}
 
 
 def _finished(walk: _Walk, y: str, base: Array) -> str:
@@ -138,8 +136,9 @@ def _base(attrs: Mapping[str, Any]) -> Array:
 def regressor(graph: Graph, node: Node) -> list[Node]:
     """TreeEnsembleRegressor."""
     steps, attrs = Steps(graph, node), node.attrs
-    walk = _Walk(steps, by_numbers(attrs, "target", int(attrs.get("n_targets", 1))))
-    total = walk.total(walk.leaves(), attrs.get("aggregate_function", "SUM"))
+    targets = int(attrs.get("n_targets", 1))
+    walk = _Walk(steps, by_numbers(attrs, "target", targets))
+    total = walk.total(targets, attrs.get("aggregate_function", "SUM"))
     y = _finished(walk, total, _base(attrs))
     return steps.done(transformed(steps, y, attrs.get("post_transform", "NONE")))
 
@@ -148,7 +147,8 @@ def ensemble(graph: Graph, node: Node) -> list[Node]:
     """TreeEnsemble, of opset 5 of ``ai.onnx.ml``; its output has the type of its input."""
     steps, attrs = Steps(graph, node), node.attrs
     walk = _Walk(steps, by_leaves(attrs))
-    y = walk.total(walk.leaves(), AGGREGATES[int(attrs.get("aggregate_function", 1))])
+    how = AGGREGATES[int(attrs.get("aggregate_function", 1))]
+    y = walk.total(int(attrs["n_targets"]), how)
     kind = TRANSFORMS[int(attrs.get("post_transform", 0))]
     return steps.done(transformed(steps, y, kind))
 
@@ -167,18 +167,18 @@ def classifier(graph: Graph, node: Node) -> list[Node]:
     steps, attrs = Steps(graph, node), node.attrs
     known, kind = labels(steps), attrs.get("post_transform", "NONE")
     spoken = np.unique(np.asarray(attrs["class_ids"], np.int64)).tolist()
-    forest, base = by_numbers(attrs, "class", max(len(known), spoken[-1] + 1)), _base(attrs)
-    share = bool((forest.weights >= 0).all())
+    targets = max(len(known), spoken[-1] + 1)
+    forest, base = by_numbers(attrs, "class", targets), _base(attrs)
+    share = bool((forest.values >= 0).all())
     if len(known) == 2 and len(spoken) == 1:
-        forest = replace(forest, weights=forest.weights[:, spoken])
-        walk = _Walk(steps, forest)
-        score = _finished(walk, walk.total(walk.leaves(), "SUM"), base[-1:])
+        walk = _Walk(steps, replace(forest, targets=np.zeros_like(forest.targets)))
+        score = _finished(walk, walk.total(1, "SUM"), base[-1:])
         label = positive(steps, score, known, 0.5 if share else 0)
         return steps.done(label, two_columns(steps, score, kind, share))
     if len(known) == 2 and base.size:
         raise steps.refuse("it has base values for two classes, and leaves that speak of both")
     walk = _Walk(steps, forest)
-    scores = _finished(walk, walk.total(walk.leaves(), "SUM"), base)
+    scores = _finished(walk, walk.total(targets, "SUM"), base)
     if len(known) == 2:  # ONNX Runtime asks for the second score alone
         label = positive(steps, steps.slice(scores, 1, 1, 2), known, 0)
     else:
