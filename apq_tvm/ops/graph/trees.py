@@ -36,7 +36,7 @@ COMPARED = (
     lambda x, t: tirx.EQ(x, t),
     lambda x, t: tirx.EQ(tirx.EQ(x, t).astype("int32"), tirx.const(0, "int32")),
 )
-"""In the order in which ``TreeEnsemble`` numbers its modes. TVM's ``!=`` of NaN is false in LLVM."""
+"""In the order of the modes of ``TreeEnsemble``. In LLVM TVM's ``!=`` of NaN is false."""
 
 
 @dataclass(frozen=True)
