@@ -163,6 +163,18 @@ GRAPHS: dict[str, Graph] = {
         {"x": (FLOAT, IMAGE)},
         weights={"s": _f(4), "b": _f(4), "m": _f(4), "v": abs(_f(4))},
     ),
+    "transpose of what is computed": Graph(
+        [
+            _node("Sigmoid", "x", "g"),
+            _node("Mul", "x g", "s"),
+            _node("Transpose", "s", "t", perm=[0, 2, 1]),
+            _node("Transpose", "z", "u", perm=[0, 2, 1]),
+            _node("Add", "t u", "v"),
+            _node("Mul", "v c", "y"),
+        ],
+        _XZ,
+        weights={"c": _f(1, 1)},
+    ),
     **{f"transpose {p}": _one("Transpose", perm=p) for p in ([0, 2, 1], [1, 0, 2], [2, 1, 0])},
     "split heads": Graph(
         [_node("Reshape", "x r", "a"), _node("Transpose", "a", perm=[0, 2, 1, 3])],
