@@ -17,6 +17,9 @@ from apq_tvm.schedules.graph.rewrites.loops import fuse_outer, nest
 from apq_tvm.schedules.graph.rewrites.vectorize import Loop
 from apq_tvm.tensorize.exprs import Expr, Stmt
 
+KINDS = ("float32", "int32", "uint8", "int8")
+"""Element types whose squares are worth it."""
+
 
 def _stride(index: Expr, loop: Any) -> int | None:
     found = Loop(loop.loop_var, 1).stride(index)
@@ -61,7 +64,7 @@ def _ramp(start: Expr) -> Expr:
 
 
 def tile_transpose(stmt: Stmt) -> Stmt | None:
-    """Rewrite a lowered nest that copies 32-bit elements across axes, or computes with them.
+    """Rewrite a lowered nest that copies elements across axes, or computes with them.
 
     What is computed goes through scratch, in the order of what it reads.
 
@@ -77,7 +80,7 @@ def tile_transpose(stmt: Stmt) -> Stmt | None:
     loops, store = nest(stmt)
     if not isinstance(store, tirx.BufferStore):
         return None
-    if str(store.value.ty) not in ("float32", "int32") or len(loops) < 2:
+    if str(store.value.ty) not in KINDS or len(loops) < 2:
         return None
     if not all(isinstance(x.min, tirx.IntImm) and int(x.min) == 0 for x in loops):
         return None
