@@ -172,7 +172,8 @@ def arrange_loops(sch: Any, block: Any, shared: int) -> None:
 
 
 def _prefix(sch: Any, block: Any, intermediates: Sequence[Any]) -> int:
-    """Leading spatial loops that index every intermediate the block reads."""
+    """Leading spatial loops that index every intermediate the block reads, in this order: under a
+    row of a transpose, say, what its rows read would be computed again and again."""
     node = sch.get(block)
     spatial = [v for v in node.iter_vars if int(v.iter_type) == SPATIAL]
     shortest = len(spatial)
@@ -180,9 +181,9 @@ def _prefix(sch: Any, block: Any, intermediates: Sequence[Any]) -> int:
         if not any(load.source.same_as(b) for b in intermediates):
             continue
         used = 0
-        for axis in spatial:
+        for number, axis in enumerate(spatial):
             unit = isinstance(axis.dom.extent, tirx.IntImm) and int(axis.dom.extent) == 1
-            if not unit and not any(uses(i, axis.var) for i in load.indices):
+            if not unit and not any(uses(i, axis.var) for i in load.indices[: number + 1]):
                 break
             used += 1
         shortest = min(shortest, used)
