@@ -72,6 +72,7 @@ def _given(call: Any, recast: set[str]) -> bool:
 
 def _bound(mod: Any, _: Any) -> Any:
     sizes: dict[Any, int] = {}
+    resized: set[Any] = set()
     recast = _recast(mod)
     for block in mod["main"].body.blocks:
         for binding in block.bindings:
@@ -81,7 +82,13 @@ def _bound(mod: Any, _: Any) -> Any:
             func = mod[call.args[0]]
             pattern = int((func.attrs or {}).get("op_pattern", OPAQUE))
             size = 1 + sum(sizes.get(arg, 1) for arg in call.args[1])
-            alone = size > LARGEST or _computed_size(call) or _given(call, recast)
+            name = call.args[0].name_hint
+            inside = any(arg in resized for arg in call.args[1] if arg in sizes)
+            if inside or name.startswith("resize"):
+                resized.add(binding.var)
+            # Where to read a pixel is found once for all its channels, unless they are turned.
+            turned = inside and name.startswith("transpose")
+            alone = size > LARGEST or turned or _computed_size(call) or _given(call, recast)
             if alone and pattern != OPAQUE:
                 mod[call.args[0]] = func.with_attr("op_pattern", OPAQUE)
             elif pattern <= INJECTIVE:

@@ -58,7 +58,6 @@ def read_graph(path: Path) -> tuple[Graph, str]:
     graph = model.graph
     _without_maps(graph)
     _refuse_duplicates("input", (i.name for i in graph.input))
-    _refuse_duplicates("output", (o.name for o in graph.output))
     _refuse_duplicates("weight", _without_twins(graph))
     if graph.sparse_initializer:
         names = ", ".join(repr(w.values.name) for w in graph.sparse_initializer)
@@ -73,7 +72,8 @@ def read_graph(path: Path) -> tuple[Graph, str]:
         "value", [*(i.name for i in inputs), *(o for n in nodes for o in n.outputs if o), *weights]
     )
     nodes = sort_nodes(nodes, [*(i.name for i in inputs), *weights])
-    outputs = [_spec(o, "output", dims) for o in graph.output]
+    # What a model gives twice, as torch's exporter writes it, a module gives once.
+    outputs = [_spec(o, "output", dims) for o in {o.name: o for o in graph.output}.values()]
     made = {o for n in nodes for o in n.outputs} | {i.name for i in inputs} | set(weights)
     for spec in outputs:
         if spec.name not in made:

@@ -21,13 +21,13 @@ KINDS = ("float32", "int32", "uint8", "int8")
 """Element types whose squares are worth it."""
 
 
+_Rows = tuple[list[Stmt], list[Expr]]
+"""What comes before a square, and its rows."""
+
+
 def _stride(index: Expr, loop: Any) -> int | None:
     found = Loop(loop.loop_var, 1).stride(index)
     return int(found) if isinstance(found, tirx.IntImm) else None
-
-
-def _at(e: Expr, a: Any, x: Expr, b: Any, y: Expr) -> Expr:
-    return substitute(substitute(e, a.loop_var, x), b.loop_var, y)
 
 
 def _pair(loops: list[Any], store: Any) -> tuple[Any, Any] | None:
@@ -63,6 +63,90 @@ def _ramp(start: Expr) -> Expr:
     return tirx.Ramp(start, tirx.const(1, str(start.ty)), SQUARE)
 
 
+class _Squares:
+    """The copy of a store whose loop `i` runs along what is read, and `j` along the target."""
+
+    def __init__(self, store: Any, i: Any, j: Any) -> None:
+        self.store, self.i, self.j = store, i, j
+        self.dtype = str(i.extent.ty)
+        self.side = self.int(SQUARE)
+        self.whole_i, self.whole_j = (x.extent // self.side for x in (i, j))
+        self.scratch = tirx.decl_buffer((SQUARE * SQUARE,), str(store.value.ty), "square")
+
+    def int(self, value: int) -> Expr:
+        return tirx.const(value, self.dtype)
+
+    def loop(self, extent: Expr, body: Callable[[Expr], Stmt], name: str) -> Any:
+        var, kind = tirx.Var(name, self.dtype), tirx.ForKind.SERIAL
+        return tirx.For(var, self.int(0), sym.Analyzer().simplify(extent), kind, body(var))
+
+    def strips(self) -> Any:
+        """A loop over eights of `i`."""
+        copied = isinstance(self.store.value, ir.TensorLoad)
+        rows = self._copied if copied else self._computed
+
+        def strip(block: Expr) -> Stmt:
+            x = block * self.side
+            squares = self.loop(self.whole_j, lambda b: self._square(x, b * self.side, rows), "jb")
+            done = self.whole_j * self.side
+            tail = self.loop(
+                self.j.extent - done,
+                lambda y: self.loop(self.side, lambda r: self._one(x + r, done + y), "r"),
+                "y",
+            )
+            made = [] if copied else [tirx.AllocBuffer(self.scratch)]
+            return tirx.stmt_seq(*made, squares, tail)
+
+        return self.loop(self.whole_i, strip, "ib")
+
+    def edge(self) -> Stmt:
+        """What is behind the last eight of `i`."""
+        done = self.whole_i * self.side
+        return self.loop(
+            self.i.extent - done,
+            lambda x: self.loop(self.j.extent, lambda y: self._one(done + x, y), "y"),
+            "x",
+        )
+
+    def _at(self, e: Expr, x: Expr, y: Expr) -> Expr:
+        return substitute(substitute(e, self.i.loop_var, x), self.j.loop_var, y)
+
+    def _one(self, x: Expr, y: Expr) -> Stmt:
+        store = self.store
+        place = self._at(store.indices[0], x, y)
+        return tirx.BufferStore(store.buffer, self._at(store.value, x, y), [place])
+
+    def _square(self, x: Expr, y: Expr, rows: Callable[[Expr, Expr], _Rows]) -> Stmt:
+        before, vectors = rows(x, y)
+
+        def put(r: int, vector: Expr) -> Stmt:
+            start = self._at(self.store.indices[0], x + self.int(r), y)
+            return tirx.BufferStore(self.store.buffer, vector, [_ramp(start)])
+
+        return tirx.stmt_seq(*before, transpose_block(vectors, put))
+
+    def _copied(self, x: Expr, y: Expr) -> _Rows:
+        value = self.store.value
+
+        def row(r: int) -> Expr:
+            start = self._at(value.indices[0], x, y + self.int(r))
+            return tirx.BufferLoad(value.source, [_ramp(start)])
+
+        return [], [row(r) for r in range(SQUARE)]
+
+    def _computed(self, x: Expr, y: Expr) -> _Rows:
+        def row(r: int) -> Stmt:
+            def element(at: Expr) -> Stmt:
+                value = self._at(self.store.value, x + at, y + self.int(r))
+                return tirx.BufferStore(self.scratch, value, [self.int(r * SQUARE) + at])
+
+            return self.loop(self.side, element, "l")
+
+        places = [_ramp(self.int(r * SQUARE)) for r in range(SQUARE)]
+        vectors = [tirx.BufferLoad(self.scratch, [place]) for place in places]
+        return [row(r) for r in range(SQUARE)], vectors
+
+
 def tile_transpose(stmt: Stmt) -> Stmt | None:
     """Rewrite a lowered nest that copies elements across axes, or computes with them.
 
@@ -87,68 +171,9 @@ def tile_transpose(stmt: Stmt) -> Stmt | None:
     pair = _pair(loops, store)
     if pair is None:
         return None
-    i, j = pair
-    copied = isinstance(store.value, ir.TensorLoad)
-    outer = [x for x in loops if not x.same_as(i) and not x.same_as(j)]
-    dtype = str(i.extent.ty)
-    side, zero = tirx.const(SQUARE, dtype), tirx.const(0, dtype)
-    simplify = sym.Analyzer().simplify
-
-    def serial(extent: Expr, body: Any, name: str) -> Stmt:
-        var = tirx.Var(name, dtype)
-        return tirx.For(var, zero, simplify(extent), tirx.ForKind.SERIAL, body(var))
-
-    def one(x: Expr, y: Expr) -> Stmt:
-        return tirx.BufferStore(
-            store.buffer, _at(store.value, i, x, j, y), [_at(store.indices[0], i, x, j, y)]
-        )
-
-    def square(x: Expr, y: Expr) -> Stmt:
-        def row(r: int) -> Expr:
-            start = _at(store.value.indices[0], i, x, j, y + tirx.const(r, dtype))
-            return tirx.BufferLoad(store.value.source, [_ramp(start)])
-
-        return transposed(x, y, row)
-
-    def transposed(x: Expr, y: Expr, row: Callable[[int], Expr]) -> Stmt:
-        def put(r: int, vector: Expr) -> Stmt:
-            start = _at(store.indices[0], i, x + tirx.const(r, dtype), j, y)
-            return tirx.BufferStore(store.buffer, vector, [_ramp(start)])
-
-        return transpose_block([row(r) for r in range(SQUARE)], put)
-
-    scratch = tirx.decl_buffer((SQUARE * SQUARE,), str(store.value.ty), "square")
-
-    def computed(x: Expr, y: Expr) -> Stmt:
-        def row(r: int) -> Stmt:
-            def element(at: Expr) -> Stmt:
-                value = _at(store.value, i, x + at, j, y + tirx.const(r, dtype))
-                return tirx.BufferStore(scratch, value, [tirx.const(r * SQUARE, dtype) + at])
-
-            return serial(side, element, "l")
-
-        def kept(r: int) -> Expr:
-            return tirx.BufferLoad(scratch, [_ramp(tirx.const(r * SQUARE, dtype))])
-
-        return tirx.stmt_seq(*(row(r) for r in range(SQUARE)), transposed(x, y, kept))
-
-    whole_i, whole_j = i.extent // side, j.extent // side
-    rest_i, rest_j = i.extent - whole_i * side, j.extent - whole_j * side
-
-    def strip(block: Expr) -> Stmt:
-        x = block * side
-        squares = serial(whole_j, lambda b: (square if copied else computed)(x, b * side), "jb")
-        tail = serial(
-            rest_j, lambda y: serial(side, lambda r: one(x + r, whole_j * side + y), "r"), "y"
-        )
-        made = [] if copied else [tirx.AllocBuffer(scratch)]
-        return tirx.stmt_seq(*made, squares, tail)
-
-    block = tirx.Var("ib", dtype)
-    strips = tirx.For(block, zero, simplify(whole_i), tirx.ForKind.SERIAL, strip(block))
-    parts = [fuse_outer([*outer, strips], strips.body)]
-    edge = serial(
-        rest_i, lambda x: serial(j.extent, lambda y: one(whole_i * side + x, y), "y"), "x"
+    squares = _Squares(store, *pair)
+    outer = [x for x in loops if not any(x.same_as(y) for y in pair)]
+    strips, edge = squares.strips(), squares.edge()
+    return tirx.stmt_seq(
+        fuse_outer([*outer, strips], strips.body), fuse_outer(outer, edge) if outer else edge
     )
-    parts.append(fuse_outer(outer, edge) if outer else edge)
-    return tirx.stmt_seq(*parts)

@@ -184,14 +184,18 @@ def test_output_nobody_makes(tmp_path: Path) -> None:
         import_onnx(save(build(LAYER, X, "y z", {"w": rand(8, 6)}), tmp_path))
 
 
-@pytest.mark.parametrize("what", ["input", "output", "weight", "value"])
+def test_an_output_that_is_listed_twice_is_one(tmp_path: Path) -> None:
+    model = layer()
+    model.graph.output.append(model.graph.output[0])
+    assert [spec.name for spec in import_onnx(save(model, tmp_path)).outputs] == ["y"]
+
+
+@pytest.mark.parametrize("what", ["input", "weight", "value"])
 def test_names_that_occur_twice(tmp_path: Path, what: str) -> None:
     model = layer()
     graph = model.graph
     if what == "input":
         graph.input.append(graph.input[0])
-    elif what == "output":
-        graph.output.append(graph.output[0])
     elif what == "weight":
         graph.initializer.append(numpy_helper.from_array(rand(8, 6, seed=9), "w"))
     else:
