@@ -33,6 +33,7 @@ from apq_tvm.onnx_import.operators.einsum import einsum
 from apq_tvm.onnx_import.operators.experts import mixture, quantized_mixture
 from apq_tvm.onnx_import.operators.fourier import dft, stft
 from apq_tvm.onnx_import.operators.fused import fused_conv, fused_gemm, fused_matmul
+from apq_tvm.onnx_import.operators.grids import affine_grid
 from apq_tvm.onnx_import.operators.group_query import group_query_attention
 from apq_tvm.onnx_import.operators.multi_head import multi_head_attention
 from apq_tvm.onnx_import.operators.onnx_attention import onnx_attention
@@ -68,6 +69,7 @@ from apq_tvm.onnx_import.run_sizes.shape_inputs import SHAPE_INPUTS
 from apq_tvm.types import Node
 
 EXPANSIONS: dict[str, Rule] = {
+    "AffineGrid": affine_grid,
     "Attention": in_float32(onnx_attention, outputs=(0, 1, 2, 3)),
     "GRU": gru,
     "If": branch,

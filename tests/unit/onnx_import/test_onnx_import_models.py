@@ -118,7 +118,14 @@ def test_every_operator_of_tvms_importer_is_accepted_or_refused_with_a_reason() 
     from apq_tvm.onnx_import.run_sizes.shape_inputs import SHAPE_INPUTS
 
     assert SUPPORTED.isdisjoint(REFUSED)
-    in_part = {"BatchNormalization", "ConvTranspose", "MaxUnpool", "Resize", "SpaceToDepth"}
+    in_part = {
+        "AffineGrid",
+        "BatchNormalization",
+        "ConvTranspose",
+        "MaxUnpool",
+        "Resize",
+        "SpaceToDepth",
+    }
     in_part |= {"DequantizeLinear", "Identity", "QuantizeLinear", "Squeeze"}
     in_part |= {"Einsum", "Gemm", "GridSample", "ScatterND"}
     in_part |= {"GroupNormalization", "LayerNormalization", "RMSNormalization"}
