@@ -50,12 +50,16 @@ def exact_convolution(graph: Graph, node: Node) -> None:
         return
     count, channels, *taps = graph.weights[weight].shape
     pieces = _pieces(np.abs(meaning(codes)).reshape(count, channels, -1).sum(2))
-    if pieces is None or (len(pieces) > 1 and attrs.get("group", 1) != 1):
+    if pieces is None:
         raise steps.refuse(_too_large(graph, weight))
-    parts = []
+    parts, of_groups = [], channels * np.arange(int(attrs.get("group", 1)))[:, None]
     for first, last in pieces:
         values = codes.values.reshape(count, channels, -1)[:, first:last].reshape(count, -1)
-        given = numbers if len(pieces) == 1 else steps.slice(numbers, 1, first, last)
+        given = numbers
+        if len(pieces) > 1:
+            picked = (of_groups + np.arange(first, last)).reshape(-1)
+            places = graph.add_weight(f"{node.name}.channels", picked)
+            given = steps("Gather", numbers, places, axis=1)
         parts.append((given, _stored(steps, codes, values, (count, last - first, *taps))))
     _put(steps, _sum(steps, "Conv", parts, attrs))
 
@@ -184,8 +188,8 @@ def _put(steps: Steps, result: str) -> None:
 
 def _too_large(graph: Graph, weight: str) -> str:
     return (
-        f"a sum of products with its weight {graph.describe(weight)} may exceed {EXACT}, up to "
-        "which integers are computed exactly"
+        f"the sum over a channel of products with its weight {graph.describe(weight)} may exceed "
+        f"{EXACT}, up to which integers are computed exactly"
     )
 
 

@@ -239,21 +239,29 @@ def _checked(
 
 
 def _depths(yes: Array, no: Array, leaf: Array, roots: Array) -> Array:
-    """Comparisons on the longest way of each tree.
+    """Comparisons on the longest way of each tree: from the leaves up, each node once, since
+    branches and even roots may share what is below them.
 
     Raises
     ------
     ValueError
         A way has no end, or one that is very far.
     """
-    count, depths = len(leaf), np.zeros(len(roots), np.int64)
-    trees, nodes = np.arange(len(roots)), roots
-    for depth in range(min(count, LONGEST) + 1):
-        inner = ~leaf[nodes]
-        trees, nodes = trees[inner], nodes[inner]
-        if not len(nodes):
-            return depths
-        depths[trees] = depth + 1
-        below = np.concatenate([trees * count + yes[nodes], trees * count + no[nodes]])
-        trees, nodes = np.divmod(np.unique(below), count)
-    raise ValueError(f"nodes lead in a circle, or over more than {LONGEST} others")
+    inner = np.flatnonzero(~leaf)
+    below, above = np.concatenate([yes[inner], no[inner]]), np.concatenate([inner, inner])
+    order = np.argsort(below, kind="stable")
+    above, first = above[order], np.searchsorted(below[order], np.arange(len(leaf) + 1))
+    heights, waits = np.where(leaf, 0, -1), np.full(len(leaf), 2)
+    done = np.flatnonzero(leaf)
+    for height in range(1, LONGEST + 1):
+        counts = first[done + 1] - first[done]
+        behind = np.repeat(first[done] - np.cumsum(counts) + counts, counts)
+        over = above[behind + np.arange(len(behind))]
+        np.subtract.at(waits, over, 1)
+        done = np.unique(over[waits[over] == 0])
+        if not len(done):
+            break
+        heights[done] = height
+    if (heights[roots] < 0).any():
+        raise ValueError(f"nodes lead in a circle, or over more than {LONGEST} others")
+    return heights[roots]
