@@ -267,7 +267,7 @@ def _layers(
             chosen, note = None, reason
         elif default is not None and node.op == "apq.Embedding":
             chosen = embedding_scheme(default)
-        if default is None and _holds_integers(model.quantized.get(weight)):
+        if default is None and node.op == "apq.Linear" and _holds_integers(model, weight):
             chosen, kept = replace(model.quantized[weight].scheme, act_bits=32), True
             note = "; ".join(filter(None, map(model.notes.get, (weight, node.name))))
         if default is not None and chosen is not None and weight in model.quantized:
@@ -294,8 +294,10 @@ def _layers(
         )
 
 
-def _holds_integers(tensor: QuantizedTensor | None) -> bool:
-    """Whether codes are what they mean, but for a zero point: floats multiply them exactly."""
+def _holds_integers(model: ImportedModel, weight: str) -> bool:
+    """Whether the file's codes are what they mean, but for a zero point: floats multiply them
+    exactly."""
+    tensor = model.quantized.get(weight)
     return tensor is not None and bool((tensor.scales == 1.0).all())
 
 

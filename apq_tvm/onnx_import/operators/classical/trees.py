@@ -104,8 +104,8 @@ def _tables(forest: Forest, kind: str, modes: tuple[int, ...]) -> dict[str, Arra
     tables = {
         "nodes": nodes,
         "first": np.append(forest.first, forest.first[-1:]),
-        "targets": forest.targets,
-        "values": forest.values.astype(kind),
+        "targets": np.append(forest.targets, 0),  # none may say anything
+        "values": np.append(forest.values, 0.0).astype(kind),
         "roots": np.pad(forest.roots, (0, missing), constant_values=count).reshape(-1, SIDE),
         "depths": np.pad(forest.depths, (0, missing)).reshape(-1, SIDE).max(1),
     }
