@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm import ir, sym, tirx
 
-from apq_tvm.schedules.graph.exprs import collect, substitute, uses
+from apq_tvm.schedules.graph.exprs import call_name, collect, substitute, uses
 from apq_tvm.schedules.graph.panel import SQUARE, transpose_block
 from apq_tvm.schedules.graph.rewrites.loops import fuse_outer, nest
 from apq_tvm.schedules.graph.rewrites.vectorize import Loop
@@ -49,6 +49,12 @@ def _loads(store: Any) -> list[Any]:
     return [
         e for e in collect(store.value, ir.TensorLoad) if not collect(e.indices[0], ir.TensorLoad)
     ]
+
+
+def _guards(value: Expr) -> int:
+    """Conditions under which parts of it are read: each cuts every row of a square, and several the
+    parts of each other, which takes minutes to compile."""
+    return sum(call_name(call) == "if_then_else" for call in collect(value, ir.Call))
 
 
 def _widest(loops: list[Any]) -> Any | None:
@@ -164,7 +170,7 @@ def tile_transpose(stmt: Stmt) -> Stmt | None:
     loops, store = nest(stmt)
     if not isinstance(store, tirx.BufferStore):
         return None
-    if str(store.value.ty) not in KINDS or len(loops) < 2:
+    if str(store.value.ty) not in KINDS or len(loops) < 2 or _guards(store.value) > 1:
         return None
     if not all(isinstance(x.min, tirx.IntImm) and int(x.min) == 0 for x in loops):
         return None
