@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from apq_tvm.tune.budget import Planned
     from apq_tvm.tune.measure import Trial
     from apq_tvm.tune.ratios import Ratio
+    from apq_tvm.tune.rules import Answer
     from apq_tvm.tune.session import Finding
 
 ModelOption = Annotated[
@@ -28,6 +29,21 @@ Log = Annotated[
     Path | None,
     typer.Option(
         "--log", help="File of records to add to; by default the device's.", show_default=False
+    ),
+]
+
+Rows = Annotated[
+    str,
+    typer.Option(
+        "--m",
+        help="Comma list: rows of activations to tune for; by default 1,4,16,128, of --rules 15 "
+        "numbers up to 128.",
+    ),
+]
+Rules = Annotated[
+    bool,
+    typer.Option(
+        "--rules", help="For layers of any shape: which kernel for how many rows, its decisions."
     ),
 ]
 
@@ -136,9 +152,7 @@ def tune_command(
     shapes: Annotated[
         str, typer.Option(help="Comma list of NxK: only such layers; without a model, these.")
     ] = "",
-    m: Annotated[
-        str, typer.Option("--m", help="Comma list: rows of activations to tune for.")
-    ] = "1,4,16,128",
+    m: Rows = "",
     tensor_type: TensorType = None,
     dim: Dim = None,
     log: Log = None,
@@ -155,6 +169,7 @@ def tune_command(
             "--static", help="Without the device: judge code, where that is known to rank right."
         ),
     ] = False,
+    rules: Rules = False,
     seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
     functions: Annotated[
         bool, typer.Option(help="A model's softmax, norms and other functions of floats too.")
@@ -173,15 +188,19 @@ def tune_command(
     """
     from apq_tvm.tune.api import Request, prepare
     from apq_tvm.tune.budget import seconds_of
+    from apq_tvm.tune.tasks import DEFAULT_ROWS
 
+    if rules:
+        _print_rules(_rules(model, target, scheme, shapes, m, log, threads, device), json)
+        return
     if html is not None:
         from apq_tvm.extras import require
 
         require("matplotlib")
     wanted = Request(
-        model, target, scheme, parse_shapes(shapes) if shapes else [], parse_counts(m, "--m"),
-        trials, minutes, parse_tensor_types(tensor_type or []), parse_dims(dim or []), log, threads,
-        seed, functions,
+        model, target, scheme, parse_shapes(shapes) if shapes else [],
+        parse_counts(m, "--m") if m else DEFAULT_ROWS, trials, minutes,
+        parse_tensor_types(tensor_type or []), parse_dims(dim or []), log, threads, seed, functions,
     )  # fmt: skip
     session = prepare(wanted)
     if dry_run:
@@ -196,6 +215,73 @@ def tune_command(
         print_json([_words(finding) for finding in findings])
         return
     _print_findings(findings)
+
+
+def _rules(
+    model: Path | None, target: str, scheme: str, shapes: str, m: str, log: Path | None,
+    threads: int | None, device: str,
+) -> Sequence[Answer]:  # fmt: skip
+    """Rules for the device, written beside its log."""
+    from apq_tvm.tune.api import Request
+    from apq_tvm.tune.rules.session import tune_rules
+
+    given = parse_shapes(shapes) if shapes else []
+    rows = parse_counts(m, "--m") if m else ()
+    request = Request(
+        model, target, scheme, given, rows, None, None, {}, None, log, threads, seed=0
+    )
+    with stderr().status("kernels in turns") as status:
+
+        def told(text: str) -> None:
+            if text.startswith("remark: "):
+                say(text)
+            else:
+                status.update(text)
+
+        found, written = tune_rules(request, device, told)
+    for path in written:
+        say(f"rules written to {path}")
+    return found
+
+
+def _print_rules(answers: Sequence[Answer], json: bool) -> None:
+    if json:
+        print_json([
+            {
+                "scheme": answer.scheme, "width": answer.width, "shares": answer.shares,
+                "rules": [
+                    {"log": rule.log, "gain": round(rule.gain, 3), **rule.words}
+                    for rule in answer.rules
+                ],
+            }
+            for answer in answers
+        ])  # fmt: skip
+        return
+    for answer in answers:
+        counts = sorted({m for shares in answer.shares.values() for m in shares})
+        cells = [
+            (kernel, *(f"{shares[m]:.2f}" if m in shares else "" for m in counts))
+            for kernel, shares in answer.shares.items()
+        ]
+        bits = f" at {answer.width} bits" if answer.width else ""
+        title = f"{answer.scheme}{bits}: of the fastest kernel's speed, by rows of x"
+        print_table(title, ("kernel", *map(str, counts)), cells, right=tuple(map(str, counts)))
+    rows = [
+        (rule.kernel, rule.log, f"{rule.gain:.2f}", _answers(rule.words))
+        for answer in answers
+        for rule in answer.rules
+    ]
+    if rows:
+        title = "what this device wants otherwise"
+        print_table(title, ("kernel", "rules", "gain", "answers"), rows, right=("gain",))
+    else:
+        print("the device's rules stay")
+
+
+def _answers(words: Mapping[str, Any]) -> str:
+    names = ("least", "least_whole", "most")
+    told = {name: words[name] for name in names if name in words} | dict(words.get("first", {}))
+    return ", ".join(f"{name}={value}" for name, value in told.items())
 
 
 def _print_plan(planned: Sequence[Planned], seconds: float, json: bool) -> None:

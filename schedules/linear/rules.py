@@ -128,6 +128,10 @@ class Kind(Generic[R]):
                 raise ValueError(f"{key}.{name}: kernels have no such field")
         return self.make({"where": where, **answers}, key)
 
+    def where(self, words: Mapping[str, Any]) -> dict[str, Any]:
+        """What a rule of a file says of the kernels that it is for."""
+        return {name: value for name, value in words.items() if name in _FIELDS}
+
     def logs_of(self, profile: DeviceProfile) -> Iterator[tuple[str, Log[R]]]:
         """(device, its file) of a device and of those it borrows from, the nearest first."""
         for device in (profile.name, *profile.measured_as):

@@ -139,10 +139,10 @@ def round_to(tensor: QuantizedTensor, w: F32, name: str) -> tuple[U8, F32]:
         codes, values = _uniform(tensor, levels)(np.arange(w.shape[1]), w.T)
         return np.ascontiguousarray(codes.T), np.ascontiguousarray(values.T)
     count = code_count(tensor, name)
-    codes, values = np.zeros(w.shape, np.uint8), dequantize(_with_code(tensor, 0))
+    codes, values = np.zeros(w.shape, np.uint8), dequantize(with_code(tensor, 0))
     least = np.abs(values - w)
     for code in range(1, count):
-        value = dequantize(_with_code(tensor, code))
+        value = dequantize(with_code(tensor, code))
         error = np.abs(value - w)
         better = error < least
         for kept, new in ((codes, code), (values, value), (least, error)):
@@ -173,7 +173,7 @@ def _table(tensor: QuantizedTensor, part: slice, count: int) -> Nearest:
     k = tensor.codes.shape[1]
     levels = np.empty((k, count, part.stop - part.start), np.float32)  # [K, C, R]
     for code in range(count):
-        levels[:, code] = dequantize(_with_code(tensor, code))[part].T
+        levels[:, code] = dequantize(with_code(tensor, code))[part].T
 
     def nearest(column: int, target: F32) -> tuple[U8, F32]:
         choice = levels[column]  # [C, R]
@@ -204,7 +204,7 @@ def code_count(tensor: QuantizedTensor, name: str) -> int:
     return count
 
 
-def _with_code(tensor: QuantizedTensor, code: int) -> QuantizedTensor:
+def with_code(tensor: QuantizedTensor, code: int) -> QuantizedTensor:
     """The tensor with one code everywhere; in columns of fewer codes the largest of theirs."""
     top = np.asarray(family_of(tensor.scheme).top_codes(tensor), np.uint8)
     return replace(tensor, codes=np.full_like(tensor.codes, np.minimum(top, np.uint8(code))))

@@ -17,8 +17,9 @@ import numpy as np
 from apq_tvm.formats.families import dequantize, family_of
 from apq_tvm.quantizers.feedback.descend import round_to
 from apq_tvm.quantizers.torch.decode import Decoder
+from apq_tvm.quantizers.torch.group_levels import GroupLevels
 from apq_tvm.quantizers.torch.ops import Tensor, torch
-from apq_tvm.types import F32, QuantizedTensor
+from apq_tvm.types import F32, U8, QuantizedTensor
 
 HALVINGS = 5
 """Of the way from a code's value to the float weight, until the weight rounds to the code."""
@@ -62,6 +63,8 @@ class MovingCodes:
         self.moved_by = torch.zeros(near.shape, requires_grad=True)  # in units of a step
         self.zeros: Tensor | None = None
         levels = family_of(tensor.scheme).levels(tensor.scheme)
+        even = levels is not None and levels.even  # a division finds their codes
+        self._levels = None if even else GroupLevels.of(tensor, name)
         if tensor.zeros is not None and levels is not None and levels.even:
             self._top = len(levels.values) - 1
             self.zeros = torch.from_numpy(tensor.zeros.astype(np.float32)).requires_grad_()
@@ -95,13 +98,18 @@ class MovingCodes:
                 self.zeros.clamp_(0, self._top)
                 zeros = np.rint(self.zeros.numpy()).astype(np.uint8)
                 tensor = replace(tensor, zeros=zeros)
-            target = (self._start + self.moved_by * self._unit).numpy()
-            codes, values = round_to(tensor, target, self.name)
+            target = self._start + self.moved_by * self._unit
+            codes, decoded = self._nearest(tensor, target)
             self.keep(replace(tensor, codes=codes))
             # A weight beyond the last code would take long to come back.
-            decoded = torch.from_numpy(values)
-            near = decoded + (torch.from_numpy(target) - decoded).clamp(-self._unit, self._unit)
+            near = decoded + (target - decoded).clamp(-self._unit, self._unit)
             self.moved_by.copy_((near - self._start) / self._unit)
+
+    def _nearest(self, tensor: QuantizedTensor, target: Tensor) -> tuple[U8, Tensor]:
+        if self._levels is not None:
+            return self._levels.nearest(tensor, target)
+        codes, values = round_to(tensor, target.numpy(), self.name)
+        return codes, torch.from_numpy(values)
 
     def keep(self, tensor: QuantizedTensor) -> None:
         """Go on with these codes and zero points."""
