@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from apq_tvm.types import AnyPath, DimSizes
 if TYPE_CHECKING:
     from apq_tvm.quantizers.learn.learned import Learned
     from apq_tvm.quantizers.learn.learning_run import Run
+    from apq_tvm.types import Calibration, ImportedModel
 
 EPOCHS = {"abq": 10, "finetune": 2, "train": 8, "distill": 2, "qat": 4}
 """Passes over the inputs (per block) unless told otherwise; ABQ-LLM takes 20."""
@@ -38,6 +39,8 @@ def learn_codes(
     tensor_types: Mapping[str, str] | None = None,
     dims: DimSizes | None = None,
     method: str = "rtn",
+    target_bpw: float | None = None,
+    candidates: Sequence[str] = (),
     nsamples: int | None = None,
     epochs: int | None = None,
     rate: float | None = None,
@@ -65,6 +68,10 @@ def learn_codes(
         How the codes are chosen that learning starts from: end to end from any, also from what
         `statistics` holds that was learned; block by block from rtn and gptq. With gptq
         they are chosen anew, block by block, ``"abq"``'s behind the balance of least loss.
+    target_bpw : float, optional
+    candidates : sequence of str
+        A scheme for every layer, as `apq_tvm.quantizers.guided.Guidance` has it; `compile` with
+        the same `scheme` takes those that were learned.
     nsamples : int, optional
         As for `calibrate`.
     rows : int
@@ -91,8 +98,8 @@ def learn_codes(
     """
     started = time.perf_counter()
     check_start(kind, method, rate)
-    types = dict(tensor_types or {})
-    asked = _Asked(kind, scheme, types, method, nsamples, epochs, rows, rate, dims)
+    types, choice = dict(tensor_types or {}), (target_bpw, tuple(candidates))
+    asked = _Asked(kind, scheme, types, choice, method, nsamples, epochs, rows, rate, dims)
     paths = (Path(model), Path(inputs), Path(statistics), Path(output))
     run, resumed = _learn(*paths, asked, progress or Silent())
     return {
@@ -116,6 +123,7 @@ class _Asked:
     kind: str
     scheme: str
     tensor_types: Mapping[str, str]
+    choice: tuple[float | None, tuple[str, ...]]
     method: str
     nsamples: int | None
     epochs: int | None
@@ -133,10 +141,10 @@ def _learn(
     from apq_tvm.quantizers import quantize
     from apq_tvm.quantizers.inputs.cache_balance import PREFIX, balanced
     from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile, load, save
+    from apq_tvm.quantizers.inputs.sequential import sequential_calls
     from apq_tvm.quantizers.learn.blockwise import learn
     from apq_tvm.quantizers.learn.learned import Learned, from_arrays, to_arrays
-    from apq_tvm.quantizers.learn.learning_run import Run
-    from apq_tvm.quantizers.vocabulary import vocabulary_types
+    from apq_tvm.quantizers.learn.learning_run import END_TO_END, Run
 
     imported = import_onnx(model, asked.dims)
     file = load(statistics, imported)
@@ -145,14 +153,16 @@ def _learn(
     if asked.epochs is None:
         asked = replace(asked, epochs=default_epochs(asked.kind, len(calls)))
     assert asked.epochs is not None
+    fed = asked.kind in END_TO_END and asked.method.endswith("gptq")
     quantized = quantize(
         imported,
         asked.scheme,
-        {**vocabulary_types(imported, parse_scheme(asked.scheme)), **asked.tensor_types},
+        {**_first(imported, asked, file.calibration, progress), **asked.tensor_types},
         progress=progress,
         calibration=file.calibration,
         method=asked.method,
         learned=from_arrays(file.extra, file.notes) if asked.method == "learned" else None,
+        calls=sequential_calls(imported, statistics, file, None, progress) if fed else None,
     )
     about = {
         "sha256": imported.sha256,
@@ -168,7 +178,7 @@ def _learn(
         file.calibration,
         asked.kind,
         asked.epochs,
-        learned or Learned(asked.kind),
+        learned or Learned(asked.kind, scheme=str(parse_scheme(asked.scheme))),
         done,
         asked.rate,
         feeds_back=asked.method == "gptq",
@@ -179,6 +189,22 @@ def _learn(
     save(output, CalibrationFile(file.calibration, arrays, {**dict(file.notes), **metadata}))
     partial.unlink(missing_ok=True)
     return run, done
+
+
+def _first(
+    model: ImportedModel, asked: _Asked, calibration: Calibration, progress: Progress
+) -> dict[str, str]:
+    """Schemes of layers before the user's rules: those of a budget, or of vocabularies."""
+    from apq_tvm.formats import parse_scheme
+    from apq_tvm.quantizers.guided import Guidance, plan_budget
+    from apq_tvm.quantizers.vocabulary import vocabulary_types
+
+    target, candidates = asked.choice
+    if target is None:
+        return vocabulary_types(model, parse_scheme(asked.scheme))
+    guidance = Guidance(target_bpw=target, candidates=candidates)
+    given = (model, asked.scheme, asked.tensor_types, guidance, calibration, progress)
+    return plan_budget(*given).tensor_types()
 
 
 def default_epochs(kind: str, calls: int) -> int:

@@ -10,12 +10,14 @@ import typer
 
 from apq_tvm.cli.console import Bars, print_json, reports_errors, say
 from apq_tvm.cli.options import (
+    Candidate,
     Dim,
     Force,
     Inputs,
     Json,
     Model,
     OutputFile,
+    TargetBpw,
     TensorType,
     parse_dims,
     parse_tensor_types,
@@ -95,6 +97,8 @@ def calibrate_command(
     tensor_type: TensorType = None,
     dim: Dim = None,
     method: Method = "rtn",
+    target_bpw: TargetBpw = None,
+    candidate: Candidate = None,
     known: Known = None,
     epochs: Epochs = None,
     rate: Rate = None,
@@ -112,6 +116,8 @@ def calibrate_command(
     from apq_tvm.learn import learn_codes
 
     _check_learning(learn, scheme, known, kv)
+    if target_bpw is not None and learn is None:
+        raise typer.BadParameter("--target-bpw goes with --learn", param_hint="--target-bpw")
     dims = parse_dims(dim or [])
     check_output(output, force)
     require("torch")
@@ -148,6 +154,8 @@ def calibrate_command(
             tensor_types=parse_tensor_types(tensor_type or []),
             dims=dims,
             method=method,
+            target_bpw=target_bpw,
+            candidates=candidate or (),
             nsamples=nsamples,
             epochs=epochs,
             rate=rate,

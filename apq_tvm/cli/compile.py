@@ -13,12 +13,14 @@ import typer
 from apq_tvm.cli.console import Bars, megabytes, print_json, print_table, reports_errors, say
 from apq_tvm.cli.measured import check_measurable, measure, measured_line, say_remarks
 from apq_tvm.cli.options import (
+    Candidate,
     Codes,
     Dim,
     Force,
     Json,
     Model,
     Sequential,
+    TargetBpw,
     TensorType,
     parse_dims,
     parse_tensor_types,
@@ -41,21 +43,6 @@ MethodOption = Annotated[
     typer.Option(
         help="rtn, gptq, awq, smoothquant, awq+gptq, smoothquant+gptq or learned; see "
         "--calibration."
-    ),
-]
-TargetBpw = Annotated[
-    float | None,
-    typer.Option(
-        min=0.1,
-        help="Bits per weight of all that is stored, embeddings and floats too: every layer and "
-        "table gets a scheme.",
-        show_default=False,
-    ),
-]
-Candidate = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="SCHEME", help="Choice for --target-bpw (tables: integers); may be repeated."
     ),
 ]
 Codebooks = Annotated[

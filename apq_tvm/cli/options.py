@@ -38,6 +38,21 @@ Sequential = Annotated[
         show_default=False,
     ),
 ]
+TargetBpw = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1,
+        help="Bits per weight of all that is stored, embeddings and floats too: every layer and "
+        "table gets a scheme.",
+        show_default=False,
+    ),
+]
+Candidate = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SCHEME", help="Choice for --target-bpw (tables: integers); may be repeated."
+    ),
+]
 TensorType = Annotated[
     list[str] | None,
     typer.Option(metavar="REGEX=SCHEME", help="Scheme of some layers; may be repeated."),

@@ -132,8 +132,9 @@ def quantize_guided(
         first = plan.tensor_types()
     else:
         default = parse_scheme(scheme) if isinstance(scheme, str) else scheme
-        made = learned.tensors if learned is not None and guidance.method == "learned" else None
-        first = vocabulary_types(model, default, made)
+        made = learned if learned is not None and guidance.method == "learned" else None
+        first = vocabulary_types(model, default, made.tensors if made is not None else None)
+        first |= made.types(default) if made is not None else {}
     calls = None
     if guidance.calibration is not None and guidance.method.endswith("gptq"):
         calls = sequential_calls(model, guidance.calibration, file, guidance.sequential, progress)

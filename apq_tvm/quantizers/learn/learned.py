@@ -8,6 +8,7 @@ and biases that balance vectors were folded into. So whatever was learned, and f
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,16 +30,26 @@ class Learned:
     Parameters
     ----------
     kind : str
-        ``"abq"`` or ``"finetune"``.
+        One of `apq_tvm.quantizers.learn.learning_run.KINDS`.
     tensors : mapping of str to QuantizedTensor
         By the name of the ``apq.Linear`` node.
     weights : mapping of (str, int) to ndarray
         Float weights that changed: node name and input index.
+    scheme : str
+        What was asked for; of single layers rules or a budget may have said otherwise.
     """
 
     kind: str
     tensors: Mapping[str, QuantizedTensor] = field(default_factory=dict)
     weights: Mapping[tuple[str, int], Array] = field(default_factory=dict)
+    scheme: str = ""
+
+    def types(self, scheme: Scheme | None) -> dict[str, str]:
+        """Rules that `quantize` is given before the user's own: layer → the scheme it was learned
+        in; none if another one is asked for than was then."""
+        if str(scheme) != self.scheme:
+            return {}
+        return {f"^{re.escape(node)}$": str(t.scheme) for node, t in self.tensors.items()}
 
     def check(self, schemes: Mapping[str, Scheme]) -> None:
         """Refuse to be used for schemes it was not learned for.
@@ -102,6 +113,7 @@ def to_arrays(learned: Learned) -> tuple[dict[str, Array], dict[str, str]]:
         arrays[f"learned.weight.{i}"] = array
     about = {
         "kind": learned.kind,
+        "scheme": learned.scheme,
         "layers": [[node, str(learned.tensors[node].scheme)] for node in nodes],
         "weights": weights,
     }
@@ -138,6 +150,6 @@ def from_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Lea
             (str(node), int(index)): arrays[f"learned.weight.{i}"]
             for i, (node, index) in enumerate(about["weights"])
         }
-        return Learned(about["kind"], tensors, weights)
+        return Learned(about["kind"], tensors, weights, about.get("scheme", ""))
     except (KeyError, ValueError, TypeError) as error:
         raise BadInput(f"what was learned is damaged ({error!r}); learn anew") from error

@@ -9,7 +9,7 @@ import pytest
 import tiny_llama
 from test_distill import Files, divergence
 
-from apq_tvm.errors import BadScheme
+from apq_tvm.errors import BadInput, BadScheme
 from apq_tvm.formats.families import check_tensor
 from apq_tvm.learn import learn_codes
 from apq_tvm.onnx_import import import_onnx
@@ -146,3 +146,22 @@ def test_the_student_is_what_is_quantized(files: Files, kind: str) -> None:
     wanted, before = (Simulation(q).run(ids)["logits"] for q in (end, start))
     np.testing.assert_allclose(found, wanted, atol=1e-4)
     assert np.abs(wanted - before).max() > 0.01
+
+
+def test_schemes_of_a_budget_are_learned_and_compiled(files: Files, tmp_path: Path) -> None:
+    """A scheme for every layer, which `compile` takes from the file."""
+    from apq_tvm.quantizers.guided import Guidance, quantize_guided
+
+    path, data, statistics = files
+    choice = ("W3A8g16", "W4A8g16", "W8A8g16")
+    given = {"kind": "qat", "scheme": "W3A8g16", "method": "gptq", "epochs": 1, "rows": 4}
+    learn_codes(path, data, statistics, tmp_path / "c", target_bpw=5.5, candidates=choice, **given)
+    model = import_onnx(path)
+    guidance = Guidance(tmp_path / "c", "learned")
+    end = quantize_guided(model, "W3A8g16", {}, guidance)
+    found = {
+        str(end.tensors[end.layers[n.name]].scheme) for n in model.nodes if n.name in end.layers
+    }
+    assert len(found) > 1 and found <= set(choice)
+    with pytest.raises(BadInput, match=r"was learned as .*, not W4A8"):
+        quantize_guided(model, "W4A8", {}, guidance)
