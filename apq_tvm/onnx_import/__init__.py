@@ -26,7 +26,7 @@ end.
 ``apq.MatMul(a, b)``                ``perm_a``, ``perm_b``, ``perm_out``: transpose(transpose(a)
                                     @ transpose(b))
 ``apq.Trees(x, ...)``               a forest of `apq_tvm.ops.graph.trees`; ``targets``, ``how``,
-                                    ``modes``, ``missing``, ``least``
+                                    ``modes``, ``missing``, ``least``, ``side``
 ``apq.Softmax(x, mask)``            ``scale``: softmax(x * scale + mask) over the last axis;
                                     ``zero_masked``: rows of -inf alone give 0, not NaN
 ``apq.Gelu(x)``                     ``approximate``: ``"none"`` or ``"tanh"``

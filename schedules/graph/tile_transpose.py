@@ -11,9 +11,10 @@ from typing import Any
 
 from tvm import ir, sym, tirx
 
-from apq_tvm.schedules.graph.exprs import call_name, collect, substitute, uses
+from apq_tvm.schedules.graph.exprs import collect, substitute, uses
 from apq_tvm.schedules.graph.panel import SQUARE, transpose_block
 from apq_tvm.schedules.graph.rewrites.loops import fuse_outer, nest
+from apq_tvm.schedules.graph.rewrites.split_guards import is_guard
 from apq_tvm.schedules.graph.rewrites.vectorize import Loop
 from apq_tvm.tensorize.exprs import Expr, Stmt
 
@@ -33,9 +34,10 @@ def _stride(index: Expr, loop: Any) -> int | None:
 def _pair(loops: list[Any], store: Any) -> tuple[Any, Any] | None:
     """The loop along what is read and the loop along the target, where they differ."""
     target = _widest([x for x in loops if _stride(store.indices[0], x) == 1])
-    if target is None or any(len(load.indices) != 1 for load in _loads(store)):
+    loads = _loads(store)
+    if target is None or any(len(load.indices) != 1 for load in loads):
         return None
-    for load in _loads(store):
+    for load in loads:
         index = load.indices[0]
         source = _widest([x for x in loops if _stride(index, x) == 1])
         if source is None or source.same_as(target):
@@ -46,6 +48,7 @@ def _pair(loops: list[Any], store: Any) -> tuple[Any, Any] | None:
 
 
 def _loads(store: Any) -> list[Any]:
+    """What is read along loops; where an index is itself read, no loop runs along it."""
     return [
         e for e in collect(store.value, ir.TensorLoad) if not collect(e.indices[0], ir.TensorLoad)
     ]
@@ -54,7 +57,7 @@ def _loads(store: Any) -> list[Any]:
 def _guards(value: Expr) -> int:
     """Conditions under which parts of it are read: each cuts every row of a square, and several the
     parts of each other, which takes minutes to compile."""
-    return sum(call_name(call) == "if_then_else" for call in collect(value, ir.Call))
+    return sum(map(is_guard, collect(value, ir.Call)))
 
 
 def _widest(loops: list[Any]) -> Any | None:

@@ -18,7 +18,8 @@ from apq_tvm.tensorize.exprs import Expr, Stmt
 _MOST = 3  # cuts of one loop: each doubles nothing, but adds a copy of the body
 
 
-def _is_guard(call: Any) -> bool:
+def is_guard(call: Any) -> bool:
+    """Whether a call reads something under a condition alone."""
     return call_name(call) == "if_then_else"
 
 
@@ -63,7 +64,7 @@ def _decide(body: Stmt, test: Expr, truth: bool) -> Stmt:
         return node
 
     def branch(call: Any) -> Any:
-        if _is_guard(call) and isinstance(call.args[0], tirx.IntImm):
+        if is_guard(call) and isinstance(call.args[0], tirx.IntImm):
             return call.args[1] if int(call.args[0]) else call.args[2]
         return call
 
@@ -75,7 +76,7 @@ def _decide(body: Stmt, test: Expr, truth: bool) -> Stmt:
 def _split(loop: Any, cuts: int) -> Stmt:
     """Cut `loop` at the first comparison that depends on its variable, then its parts."""
     var, dtype = loop.loop_var, str(loop.loop_var.ty)
-    guards = [call.args[0] for call in collect(loop.body, ir.Call) if _is_guard(call)]
+    guards = [call.args[0] for call in collect(loop.body, ir.Call) if is_guard(call)]
     tests = [test for guard in guards for test in _conjuncts(guard)]
     for test in tests:
         cut = _cut(test, var) if cuts else None

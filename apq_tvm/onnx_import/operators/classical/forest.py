@@ -13,6 +13,7 @@ from apq_tvm.types import Array
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
 """In the order in which ``TreeEnsemble`` numbers them."""
 
+LESS_OR_EQUAL = MODES.index("BRANCH_LEQ")
 
 LONGEST = 1000
 DIFFERENT = "its lists of nodes have different lengths, or none"

@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 
 from apq_tvm.onnx_import.graph import Graph
-from apq_tvm.onnx_import.operators.classical.forest import Forest, by_leaves, by_numbers
+from apq_tvm.onnx_import.operators.classical.forest import (
+    LESS_OR_EQUAL,
+    Forest,
+    by_leaves,
+    by_numbers,
+)
 from apq_tvm.onnx_import.operators.classical.rows import as_rows
 from apq_tvm.onnx_import.operators.classical.scores import (
     labels,
@@ -24,9 +29,6 @@ from apq_tvm.types import Array, Node
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 SIDE = 12
 """Trees that a row walks down side by side."""
-
-LESS_OR_EQUAL = 0
-"""In `forest.MODES`."""
 
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
