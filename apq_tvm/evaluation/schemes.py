@@ -122,10 +122,12 @@ class SchemeEvaluator:
             model = self.model
             if self.file is not None and (self.kv == "i8" or method == "learned"):
                 model, _ = balanced(model, self.file.extra)
+            learned = options.get("learned")
             if self.vocabulary:
-                learned = options.get("learned")
                 tensors = learned.tensors if learned is not None else None
                 first = vocabulary_types(self.model, parse_scheme(scheme), tensors)
+            if learned is not None:
+                first |= learned.types(parse_scheme(scheme))
             quantized = quantize(
                 model,
                 scheme,
