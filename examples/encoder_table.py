@@ -70,15 +70,19 @@ def calibration_sentences(tokenizer: Path, *texts: Path, count: int = SAMPLES) -
     dict
         ``input_ids`` and ``attention_mask``, int64 [count, TOKENS].
     """
-    from tokenizers import Tokenizer
-
     found: list[str] = []
     for prose in map(smollm2_text.read_prose, texts):
         found += re.split(r"(?<=[.!?])\s+", prose[: len(prose) // 2])
     found = [sentence for sentence in found if len(sentence) >= 40]
     if len(found) < count:
         raise ValueError(f"{count} sentences were asked for, the texts have {len(found)}")
-    chosen = [found[i * len(found) // count] for i in range(count)]
+    return tokenized(tokenizer, [found[i * len(found) // count] for i in range(count)])
+
+
+def tokenized(tokenizer: Path, chosen: Sequence[str]) -> dict[str, Any]:
+    """Sentences as inputs, of at most `TOKENS` tokens each."""
+    from tokenizers import Tokenizer
+
     reader = Tokenizer.from_file(str(tokenizer))
     reader.enable_truncation(TOKENS)
     reader.enable_padding(length=TOKENS)

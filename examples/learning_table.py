@@ -9,6 +9,7 @@ are kept one by one in docs/measured/learning.json.
 
 ``python examples/learning_table.py FOLDER L3 'W2*A8g128' gptq abq+gptq --texts jargon.txt.gz ...``
 ``python examples/learning_table.py FOLDER L6 4.5:cb2,cb3,cb4,W5A8g64,W6A8g64 gptq --samples 3840``
+``... qat+gptq --samples 16384 --reviews vaderSentiment-3.3.2.tar.gz`` (`reviews`)
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import measured
 import minilm_l6
 import numpy as np
 import onnx
+import reviews
 import sentences
 import smollm2
 import smollm2_text
@@ -58,28 +60,38 @@ class Subject:
     data: Path
     inputs: Path
     rows: int
+    texts: str = "Debian"
 
 
-def encoder(name: str, folder: Path, texts: Sequence[Path], samples: int) -> Subject:
-    """MiniLM-L3, or L6 written to the folder; many sentences are of both texts."""
-    inputs, data = folder / "sentences.npz", folder / "calibration.npz"
+def encoder(
+    name: str, folder: Path, texts: Sequence[Path], samples: int, source: Path | None
+) -> Subject:
+    """MiniLM-L3, or L6 written to the folder; many sentences are of both texts, or of `reviews`."""
+    inputs, few = folder / "sentences.npz", samples <= encoder_table.SAMPLES
     np.savez(inputs, **sentences.load()[1])
-    few = samples <= encoder_table.SAMPLES
-    if not few:
-        data = folder / f"calibration.{samples}.npz"
+    texts_of = "Debian" if source is None else "reviews"
+    count = max(samples, encoder_table.SAMPLES)
+    data = folder / f"{texts_of}.{count}.npz"
     if not data.exists():
         tokenizer = minilm_l6.find() / "tokenizer.json"
-        given = (texts[0],) if few else texts
-        count = max(samples, encoder_table.SAMPLES)
-        found = encoder_table.calibration_sentences(tokenizer, *given, count=count)
+        if source is not None:
+            found = encoder_table.tokenized(tokenizer, reviews.read(source)[:count])
+        else:
+            given = (texts[0],) if few else texts
+            found = encoder_table.calibration_sentences(tokenizer, *given, count=count)
         np.savez(data, **found)
-    rows = 8 if few else 32
+    given_as: dict[str, Any] = {
+        "data": data,
+        "inputs": inputs,
+        "rows": 8 if few else 32,
+        "texts": texts_of,
+    }
     if name == "L3":
-        return Subject("MiniLM-L3", demo_model.find(), demo.POOLED, data, inputs, rows)
+        return Subject("MiniLM-L3", demo_model.find(), demo.POOLED, **given_as)
     exported = folder / "minilm_l6.onnx"
     if not exported.exists():
         minilm_l6.write(minilm_l6.find(), exported)
-    return Subject("MiniLM-L6", exported, "embedding", data, inputs, rows)
+    return Subject("MiniLM-L6", exported, "embedding", **given_as)
 
 
 def first_blocks(folder: Path, texts: Sequence[Path]) -> Subject:
@@ -105,7 +117,7 @@ def measure(
 ) -> dict[str, Any]:
     """One row of the table."""
     name = re.sub(r"\W+", "_", model.name)
-    statistics = folder / f"{name}.{samples}.safetensors"
+    statistics = folder / f"{name}.{model.texts}.{samples}.safetensors"
     calibrate(model.onnx, model.data, statistics, nsamples=samples, rows=model.rows, force=True,
               reuse=True, progress=Bars())  # fmt: skip
     imported = import_onnx(model.onnx)
@@ -137,6 +149,7 @@ def measure(
         "model": model.name,
         "scheme": scheme,
         "chosen": chosen,
+        "texts": model.texts,
         "samples": samples,
         "steps": steps,
         "bits_read": result["linear_bits_per_weight"],
@@ -161,17 +174,20 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--epochs", type=int, default=6, help="of learning")
     parser.add_argument("--texts", type=Path, nargs=2, default=smollm2_text.TEXTS)
+    parser.add_argument("--reviews", type=Path, help="source of vaderSentiment, for its sentences")
     options = parser.parse_args()
     folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     if options.model == "smollm2":
         model = first_blocks(folder, options.texts)
     else:
-        model = encoder(options.model, folder, options.texts, options.samples)
+        model = encoder(options.model, folder, options.texts, options.samples, options.reviews)
     for chosen in options.chosen:
         row = measure(model, folder, options.scheme, chosen, options.samples, options.epochs)
         print(row, flush=True)
-        measured.store("learning", [row], merge_by=("model", "scheme", "chosen", "samples"))
+        measured.store(
+            "learning", [row], merge_by=("model", "scheme", "chosen", "texts", "samples")
+        )
 
 
 if __name__ == "__main__":

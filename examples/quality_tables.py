@@ -53,6 +53,7 @@ def learning() -> str:
             r["model"],
             f"`{r['scheme']}`",
             f"`{r['chosen']}`",
+            r["texts"],
             r["samples"],
             r["steps"] or "",
             f"{r['bits_read']:.2f}",
@@ -61,7 +62,7 @@ def learning() -> str:
         )
         for r in rows
     )
-    columns = ("model", "scheme", "codes by", "samples", "steps a block", "bits per weight",
+    columns = ("model", "scheme", "codes by", "texts", "samples", "steps", "bits per weight",
                "relative error", "CPU seconds")  # fmt: skip
     return f"Measured {dates(rows)}.\n\n{table(columns, cells)}"
 
