@@ -52,7 +52,12 @@ def read_prose(path: Path) -> str:
 
 
 def slices(
-    tokenizer: Any, texts: Sequence[Path], counts: Sequence[int], start: float, end: float
+    tokenizer: Any,
+    texts: Sequence[Path],
+    counts: Sequence[int],
+    start: float,
+    end: float,
+    window: int = WINDOW,
 ) -> NDArray[np.int64]:
     """Windows of tokens, spread evenly over a part of every text.
 
@@ -64,10 +69,12 @@ def slices(
         Windows of each text.
     start, end : float
         Where the part starts and ends, as shares of the text.
+    window : int
+        Tokens of each.
 
     Returns
     -------
-    int64 [sum(counts), WINDOW]
+    int64 [sum(counts), window]
 
     Raises
     ------
@@ -79,12 +86,12 @@ def slices(
         text = read_prose(path)
         piece = text[int(start * len(text)) : int(end * len(text))]
         ids = np.array(tokenizer.encode(piece).ids, np.int64)
-        if len(ids) < count * WINDOW:
+        if len(ids) < count * window:
             raise ValueError(
-                f"{path}: {len(ids)} tokens, {count} windows of {WINDOW} were asked for"
+                f"{path}: {len(ids)} tokens, {count} windows of {window} were asked for"
             )
         stride = len(ids) // max(count, 1)
-        rows += [ids[i * stride : i * stride + WINDOW] for i in range(count)]
+        rows += [ids[i * stride : i * stride + window] for i in range(count)]
     return np.stack(rows)
 
 
@@ -101,9 +108,10 @@ def calibration(
     tokenizer: Any,
     texts: Sequence[Path] = TEXTS,
     counts: Sequence[int] = CALIBRATION_WINDOWS,
+    window: int = WINDOW,
 ) -> NDArray[np.int64]:
-    """Tokens to calibrate on, int64 [windows, WINDOW], from the first half of every text."""
-    return slices(tokenizer, texts, counts, 0.0, 0.5)
+    """Tokens to calibrate on, int64 [windows, window], from the first half of every text."""
+    return slices(tokenizer, texts, counts, 0.0, 0.5, window)
 
 
 def main() -> None:
@@ -112,10 +120,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="gets evaluation.npz and calibration.npz")
     parser.add_argument("--texts", type=Path, nargs="+", default=TEXTS)
     parser.add_argument("--gguf", type=Path, help="default: of the installed package")
+    parser.add_argument(
+        "--window", type=int, default=WINDOW, help="tokens of those to calibrate on"
+    )
+    parser.add_argument("--windows", type=int, nargs="+", default=CALIBRATION_WINDOWS,
+                        help="of each text, to calibrate on")  # fmt: skip
     options = parser.parse_args()
     tokenizer = smollm2.read_tokenizer(options.gguf or smollm2.find())
-    for name, make in (("evaluation", evaluation), ("calibration", calibration)):
-        ids = make(tokenizer, options.texts)
+    read = calibration(tokenizer, options.texts, options.windows, options.window)
+    for name, ids in (("evaluation", evaluation(tokenizer, options.texts)), ("calibration", read)):
         np.savez(options.folder / f"{name}.npz", input_ids=ids)
         print(f"{options.folder / name}.npz: {ids.shape[0]} windows of {ids.shape[1]} tokens")
 
