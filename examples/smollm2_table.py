@@ -83,14 +83,16 @@ def markdown(results: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
-def record(results: Iterable[Mapping[str, Any]], calibration: str, windows: int) -> None:
+def record(
+    results: Iterable[Mapping[str, Any]], calibration: str, windows: int, named: str | None
+) -> None:
     """Keep rows for docs/accuracy.md."""
     rows = []
     for result in results:
         score = result["language"]
         found = {key: score[name] for key, name in MEASURES.items()}
         rows.append({
-            "scheme": result["scheme"], "calibration": calibration, "windows": windows,
+            "scheme": named or result["scheme"], "calibration": calibration, "windows": windows,
             "bits": round(result["linear_bits_per_weight"], 3),
             **{key: float(f"{value:.5g}") for key, value in found.items()},
         })  # fmt: skip
@@ -148,6 +150,7 @@ def main() -> None:
         "--record", metavar="CALIBRATION", help="keep rows for docs/accuracy.md, of this name there"
     )
     parser.add_argument("--windows", type=int, default=128, help="that it was calibrated on")
+    parser.add_argument("--named", help="what the rows call the scheme, where a budget chose many")
     options = parser.parse_args()
     if options.threads:
         import torch
@@ -163,7 +166,7 @@ def main() -> None:
     write_text(options.output.with_suffix(".json"), json.dumps(document, indent=1))
     print(text)
     if options.record:
-        record(done, options.record, options.windows if options.calibration else 0)
+        record(done, options.record, options.windows if options.calibration else 0, options.named)
 
 
 if __name__ == "__main__":
