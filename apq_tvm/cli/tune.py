@@ -47,6 +47,16 @@ Rules = Annotated[
     ),
 ]
 
+Where = Annotated[
+    str, typer.Option(help="Where candidates run: local, ssh://, adb:// or rpc:// and an address.")
+]
+Static = Annotated[
+    bool,
+    typer.Option(
+        "--static", help="Without the device: judge code, where that is known to rank right."
+    ),
+]
+
 
 class Live:
     """Bars of tasks on standard error: trials, the best against the default, time left."""
@@ -157,18 +167,11 @@ def tune_command(
     dim: Dim = None,
     log: Log = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Default: all physical cores.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="Default: all physical cores, of --rules 1.", show_default=False),
     ] = None,
-    device: Annotated[
-        str,
-        typer.Option(help="Where candidates run: local, ssh://, adb:// or rpc:// and an address."),
-    ] = "local",
-    static: Annotated[
-        bool,
-        typer.Option(
-            "--static", help="Without the device: judge code, where that is known to rank right."
-        ),
-    ] = False,
+    device: Where = "local",
+    static: Static = False,
     rules: Rules = False,
     seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
     functions: Annotated[
@@ -191,6 +194,10 @@ def tune_command(
     from apq_tvm.tune.tasks import DEFAULT_ROWS
 
     if rules:
+        _refuse({
+            "--minutes": minutes, "--trials": trials, "--tensor-type": tensor_type, "--dim": dim,
+            "--static": static, "--html": html, "--dry-run": dry_run,
+        })  # fmt: skip
         _print_rules(_rules(model, target, scheme, shapes, m, log, threads, device), json)
         return
     if html is not None:
@@ -215,6 +222,12 @@ def tune_command(
         print_json([_words(finding) for finding in findings])
         return
     _print_findings(findings)
+
+
+def _refuse(given: Mapping[str, object]) -> None:
+    for name, value in given.items():
+        if value:
+            raise BadInput(f"--rules has no use for {name}: leave it out")
 
 
 def _rules(
