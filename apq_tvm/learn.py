@@ -103,17 +103,11 @@ def learn_codes(
     paths = (Path(model), Path(inputs), Path(statistics), Path(output))
     run, resumed = _learn(*paths, asked, progress or Silent())
     return {
-        "output": str(output),
-        "learned": len(run.learned.tensors),
-        "kind": kind,
-        "scheme": scheme,
-        "resumed_blocks": resumed,
-        "epochs": run.epochs,
-        "kept_apart": run.losses,
-        "judged_apart": run.judged_apart,
-        "alphas": run.alphas,
+        "output": str(output), "learned": len(run.learned.tensors), "kind": kind, "scheme": scheme,
+        "resumed_blocks": resumed, "epochs": run.epochs, "kept_apart": run.losses,
+        "judged_apart": run.judged_apart, "alphas": run.alphas,
         "learn_seconds": round(time.perf_counter() - started, 3),
-    }
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -128,40 +128,18 @@ def calibrate_command(
         known_statistics(model, known, dims)
         if known is not None
         else calibrate(
-            model,
-            inputs,
-            statistics,
-            nsamples=nsamples,
-            hessian=hessian,
-            fisher=fisher,
-            weigh=weigh,
-            rows=rows,
-            force=force,
-            reuse=learn is not None,
-            dims=dims,
-            kv=kv,
+            model, inputs, statistics, nsamples=nsamples, hessian=hessian, fisher=fisher,
+            weigh=weigh, rows=rows, force=force, reuse=learn is not None, dims=dims, kv=kv,
             progress=progress,
         )
-    )
+    )  # fmt: skip
     if learn is not None and scheme is not None:
         report |= learn_codes(
-            model,
-            inputs,
-            known or statistics,
-            output,
-            kind=learn,
-            scheme=scheme,
-            tensor_types=parse_tensor_types(tensor_type or []),
-            dims=dims,
-            method=method,
-            target_bpw=target_bpw,
-            candidates=candidate or (),
-            nsamples=nsamples,
-            epochs=epochs,
-            rate=rate,
-            rows=rows,
-            progress=progress,
-        )
+            model, inputs, known or statistics, output, kind=learn, scheme=scheme,
+            tensor_types=parse_tensor_types(tensor_type or []), dims=dims, method=method,
+            target_bpw=target_bpw, candidates=candidate or (), nsamples=nsamples, epochs=epochs,
+            rate=rate, rows=rows, progress=progress,
+        )  # fmt: skip
         if known is None:
             statistics.unlink()
     if json:
