@@ -110,7 +110,7 @@ def _of_width(asked: Sequence[Task], survey: Survey) -> Answer:
     profile = asked[0].profile
     shares, every = survey.kernels(asked), linear_kernels(profile)
     order = [k for k in every if k.name in shares and _by_rows(k, profile)]
-    rows = sorted({task.m for task in asked})
+    rows = sorted({m for kernel in order for m in shares[kernel.name]})
     serves = best_ranges([kernel.name for kernel in order], rows, shares)
     found = _thresholds(order, every, rows, shares, serves, asked[0])
     for name, mine in serves.items():
@@ -141,7 +141,7 @@ def _thresholds(
     for at, kernel in enumerate(order):
         gains: dict[int, float] = {}
         for m in rows:
-            if names.index(new[m]) < at:  # served by one that is preferred
+            if m not in new or names.index(new[m]) < at:  # served by one that is preferred
                 continue
             today = next((k for k in names[at:] if _covers(spans[k], m)), "")
             if kernel.name in (today, new[m]) and today != new[m]:

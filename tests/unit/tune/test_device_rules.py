@@ -85,6 +85,12 @@ def test_what_is_as_today_needs_no_rules() -> None:
     assert rules(tasks, Told(as_today(tasks))) == []
 
 
+def test_what_could_not_be_timed_decides_nothing() -> None:
+    told = Told(lambda n, m: 1.0)
+    told.kernels = lambda tasks: {}  # type: ignore[method-assign]
+    assert rules(tasks_of("W4A8g32"), told) == []
+
+
 def test_a_kernel_that_pays_from_elsewhere_gets_a_rule() -> None:
     def shares(name: str, m: int) -> float:
         if name == PANEL:
