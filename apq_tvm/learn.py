@@ -148,14 +148,16 @@ def _learn(
         asked = replace(asked, epochs=default_epochs(asked.kind, len(calls)))
     assert asked.epochs is not None
     fed = asked.kind in END_TO_END and asked.method.endswith("gptq")
+    known = from_arrays(file.extra, file.notes) if asked.method == "learned" else None
+    first = _first(imported, asked, file.calibration, known, progress)
     quantized = quantize(
         imported,
         asked.scheme,
-        {**_first(imported, asked, file.calibration, progress), **asked.tensor_types},
+        {**first, **asked.tensor_types},
         progress=progress,
         calibration=file.calibration,
         method=asked.method,
-        learned=from_arrays(file.extra, file.notes) if asked.method == "learned" else None,
+        learned=known,
         calls=sequential_calls(imported, statistics, file, None, progress) if fed else None,
     )
     about = {
@@ -186,16 +188,23 @@ def _learn(
 
 
 def _first(
-    model: ImportedModel, asked: _Asked, calibration: Calibration, progress: Progress
+    model: ImportedModel,
+    asked: _Asked,
+    calibration: Calibration,
+    known: Learned | None,
+    progress: Progress,
 ) -> dict[str, str]:
-    """Schemes of layers before the user's rules: those of a budget, or of vocabularies."""
+    """Schemes of layers before the user's rules: those of a budget, or of vocabularies and of what
+    was learned before."""
     from apq_tvm.formats import parse_scheme
     from apq_tvm.quantizers.guided import Guidance, plan_budget
     from apq_tvm.quantizers.vocabulary import vocabulary_types
 
     target, candidates = asked.choice
     if target is None:
-        return vocabulary_types(model, parse_scheme(asked.scheme))
+        scheme = parse_scheme(asked.scheme)
+        types = vocabulary_types(model, scheme, known.tensors if known is not None else None)
+        return types | known.types(scheme) if known is not None else types
     guidance = Guidance(target_bpw=target, candidates=candidates)
     given = (model, asked.scheme, asked.tensor_types, guidance, calibration, progress)
     return plan_budget(*given).tensor_types()

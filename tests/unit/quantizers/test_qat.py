@@ -165,3 +165,9 @@ def test_schemes_of_a_budget_are_learned_and_compiled(files: Files, tmp_path: Pa
     assert len(found) > 1 and found <= set(choice)
     with pytest.raises(BadInput, match=r"was learned as .*, not W4A8"):
         quantize_guided(model, "W4A8", {}, guidance)
+    again = {**given, "method": "learned"}
+    learn_codes(path, data, tmp_path / "c", tmp_path / "d", **again)
+    more = quantize_guided(model, "W3A8g16", {}, Guidance(tmp_path / "d", "learned"))
+    assert {n: t.scheme for n, t in more.tensors.items()} == {
+        n: t.scheme for n, t in end.tensors.items()
+    }
