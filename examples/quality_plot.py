@@ -17,6 +17,9 @@ import measured
 from apq_tvm.extras import require
 from apq_tvm.formats import parse_scheme
 
+SEVERAL = "several"
+"""Families of a row whose layers have schemes of their own."""
+
 OUTPUT = measured.ROOT / "docs" / "quality.svg"
 
 MOST = 1.5
@@ -35,7 +38,9 @@ def front(rows: Sequence[measured.Row]) -> list[measured.Row]:
 
 
 def family(row: measured.Row) -> str:
-    """What a row's weights are, as ``apq-tvm formats`` names it."""
+    """What a row's weights are, as ``apq-tvm formats`` names it; `SEVERAL` by a budget."""
+    if ":" in row["scheme"]:
+        return SEVERAL
     scheme = parse_scheme(row["scheme"].partition("@")[0])
     assert scheme is not None
     return scheme.family
@@ -68,8 +73,8 @@ def main() -> None:
                 )
     for row in best:
         axes.annotate(
-            row["scheme"], (row["bits"], row["kl"]), xytext=(4, 4), textcoords="offset points",
-            fontsize=7,
+            row["scheme"].partition(":")[0], (row["bits"], row["kl"]), xytext=(4, 4),
+            textcoords="offset points", fontsize=7,
         )  # fmt: skip
     axes.set(yscale="log", xlabel="bits per weight", ylabel="KL to float, nats per token",
              title="SmolLM2-135M-Instruct")  # fmt: skip
