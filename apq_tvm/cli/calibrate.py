@@ -118,6 +118,8 @@ def calibrate_command(
     _check_learning(learn, scheme, known, kv)
     if target_bpw is not None and learn is None:
         raise typer.BadParameter("--target-bpw goes with --learn", param_hint="--target-bpw")
+    if candidate and target_bpw is None:
+        raise typer.BadParameter("--candidate goes with --target-bpw", param_hint="--candidate")
     dims = parse_dims(dim or [])
     check_output(output, force)
     require("torch")
