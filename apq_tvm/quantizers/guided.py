@@ -127,7 +127,7 @@ def quantize_guided(
             model, missing = balanced(model, file.extra)
     plan: BudgetPlan | None = None
     first: dict[str, str] = {}
-    made: Learned | None = None
+    kept: dict[str, str] = {}  # schemes of what was learned
     if guidance.target_bpw is not None:
         plan = plan_budget(model, scheme, tensor_types, guidance, calibration, progress)
         first = plan.tensor_types()
@@ -141,8 +141,8 @@ def quantize_guided(
         calls = sequential_calls(model, guidance.calibration, file, guidance.sequential, progress)
     books = load_codebooks(guidance.codebooks) if guidance.codebooks else None
     quantized = quantize(
-        model, scheme, {**first, **kept, **tensor_types}, search, progress, calibration, guidance.method,
-        learned, books, calls, pairs,
+        model, scheme, {**first, **kept, **tensor_types}, search, progress, calibration,
+        guidance.method, learned, books, calls, pairs,
     )  # fmt: skip
     more = dict(missing)
     if plan is not None:
