@@ -127,7 +127,7 @@ def quantize_guided(
             model, missing = balanced(model, file.extra)
     plan: BudgetPlan | None = None
     first: dict[str, str] = {}
-    kept: dict[str, str] = {}  # schemes of what was learned
+    known: dict[str, str] = {}  # schemes of what was learned
     if guidance.target_bpw is not None:
         plan = plan_budget(model, scheme, tensor_types, guidance, calibration, progress)
         first = plan.tensor_types()
@@ -135,13 +135,13 @@ def quantize_guided(
         default = parse_scheme(scheme) if isinstance(scheme, str) else scheme
         made = learned if learned is not None and guidance.method == "learned" else None
         first = vocabulary_types(model, default, made.tensors if made is not None else None)
-    kept = made.types(default) if made is not None else {}
+        known = made.types(default) if made is not None else {}
     calls = None
     if guidance.calibration is not None and guidance.method.endswith("gptq"):
         calls = sequential_calls(model, guidance.calibration, file, guidance.sequential, progress)
     books = load_codebooks(guidance.codebooks) if guidance.codebooks else None
     quantized = quantize(
-        model, scheme, {**first, **kept, **tensor_types}, search, progress, calibration,
+        model, scheme, {**first, **known, **tensor_types}, search, progress, calibration,
         guidance.method, learned, books, calls, pairs,
     )  # fmt: skip
     more = dict(missing)
