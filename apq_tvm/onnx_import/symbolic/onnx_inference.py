@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 # Larger constants are not needed to infer a shape.
 SMALL = 1024
+
+_TERM = r"[A-Za-z ]*(?:\.\.\.[A-Za-z ]*)?"
+EQUATION = re.compile(rf"{_TERM}(?:,{_TERM})*(?:->{_TERM})?")
+"""Of an ``Einsum``, as ONNX has it. Its own inference never comes back from other characters."""
 
 
 def infer_by_onnx(graph: Graph, node: Node) -> None:
@@ -34,6 +39,11 @@ def infer_by_onnx(graph: Graph, node: Node) -> None:
     read = [v for v in node.inputs if v]
     if any(graph.dtype(value) is None for value in read):
         return
+    equation = str(node.attrs.get("equation", ""))
+    if node.op == "Einsum" and not EQUATION.fullmatch(equation):
+        raise ImportFailed(
+            f"Einsum {node.name!r}: {equation!r} is no equation, such as 'ij,jk->ik'"
+        )
     data = {
         value: np.asarray(graph.weights[value], order="C")
         for value in read

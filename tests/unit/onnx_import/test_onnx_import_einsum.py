@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from onnx_models import build, check, only, ops, rand, save
 
+from apq_tvm.errors import ImportFailed
 from apq_tvm.quantizers import quantize
 from apq_tvm.types import ImportedModel
 
@@ -136,3 +137,13 @@ def test_a_layer_that_is_read_twice_behind_its_reshape_gets_no_bias(
 def test_einsum_of_nothing(tmp_path: Path) -> None:
     assert ops(imported(tmp_path, "bd,df->bf", [3, 0], (0, 6), 6))["apq.Linear"] == 0
     assert ops(imported(tmp_path, "bd,dfg->bfg", [0, 16], (16, 3, 2), 3, 2))["apq.Linear"] == 0
+
+
+@pytest.mark.parametrize(
+    "equation",
+    ["bsd,df\x7f", "bsd1,df", "b..d,df->bf", "bsd,df-", ">bsd,df", "bsd,df->bsf->b", "é,df"],
+)
+def test_what_is_no_equation_is_refused(tmp_path: Path, equation: str) -> None:
+    """ONNX's inference never comes back from most of these (a file of tests/fuzz)."""
+    with pytest.raises(ImportFailed, match=r"Einsum 'n_h': .* is no equation, such as"):
+        imported(tmp_path, equation, X, (16, 6))
