@@ -198,13 +198,12 @@ def _first(
     was learned before."""
     from apq_tvm.formats import parse_scheme
     from apq_tvm.quantizers.guided import Guidance, plan_budget
-    from apq_tvm.quantizers.vocabulary import vocabulary_types
+    from apq_tvm.quantizers.vocabulary import default_types
 
     target, candidates = asked.choice
     if target is None:
-        scheme = parse_scheme(asked.scheme)
-        types = vocabulary_types(model, scheme, known.tensors if known is not None else None)
-        return types | known.types(scheme) if known is not None else types
+        first, learned = default_types(model, parse_scheme(asked.scheme), known)
+        return first | learned
     guidance = Guidance(target_bpw=target, candidates=candidates)
     given = (model, asked.scheme, asked.tensor_types, guidance, calibration, progress)
     return plan_budget(*given).tensor_types()

@@ -36,6 +36,7 @@ from apq_tvm.errors import ApqError
 from apq_tvm.evaluation.results import Results, run_key
 from apq_tvm.evaluation.schemes import SchemeEvaluator
 from apq_tvm.onnx_import import import_onnx
+from apq_tvm.quantizers.exactly import exactly
 
 SCHEMES = (
     ("W8A8g32", "rtn"), ("W8A32", "rtn"), ("W8A8", "smoothquant"),
@@ -106,7 +107,7 @@ def measure(
         encoder.onnx, data, statistics, nsamples=SAMPLES, rows=32, force=True, reuse=True,
         progress=Bars(),
     )  # fmt: skip
-    tables = {f"^{re.escape(n.name)}$": "float" for n in model.nodes if n.op == "apq.Embedding"}
+    tables = {exactly(n.name): "float" for n in model.nodes if n.op == "apq.Embedding"}
     key = run_key(model.sha256, inputs, calibration=statistics)
     kept = Results(folder / f"{encoder.name}.partial.json", key)
     table: dict[str, dict[str, Any]] = {scheme: {} for scheme, _ in chosen}

@@ -40,6 +40,7 @@ from apq_tvm.evaluation.schemes import SchemeEvaluator
 from apq_tvm.learn import learn_codes
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.quantizers.budget import choose_schemes
+from apq_tvm.quantizers.exactly import exactly
 from apq_tvm.quantizers.inputs.calibration_file import load
 from apq_tvm.quantizers.learn.learning_run import split
 
@@ -122,7 +123,7 @@ def measure(
               reuse=True, progress=Bars())  # fmt: skip
     imported = import_onnx(model.onnx)
     names = [node.name for node in imported.nodes if node.op == "apq.Embedding"]
-    types = {f"^{re.escape(name)}$": "float" for name in names}
+    types = {exactly(name): "float" for name in names}
     target, _, listed = scheme.rpartition(":")
     candidates = listed.split(",")
     if target:

@@ -15,7 +15,7 @@ from apq_tvm.formats.scheme import parse_at, parse_scheme
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.inputs.cache_balance import balanced
 from apq_tvm.quantizers.stored import storage
-from apq_tvm.quantizers.vocabulary import vocabulary_types
+from apq_tvm.quantizers.vocabulary import default_types
 from apq_tvm.types import AnyPath, ImportedModel, QuantizedModel
 
 
@@ -118,20 +118,15 @@ class SchemeEvaluator:
                     )
                 if method == "learned":
                     options["learned"] = _learned(self.file)
-            first: dict[str, str] = {}
             model = self.model
             if self.file is not None and (self.kv == "i8" or method == "learned"):
                 model, _ = balanced(model, self.file.extra)
             learned = options.get("learned")
-            if self.vocabulary:
-                tensors = learned.tensors if learned is not None else None
-                first = vocabulary_types(self.model, parse_scheme(scheme), tensors)
-            if learned is not None:
-                first |= learned.types(parse_scheme(scheme))
+            first, known = default_types(self.model, parse_scheme(scheme), learned)
             quantized = quantize(
                 model,
                 scheme,
-                {**first, **self.tensor_types},
+                {**(first if self.vocabulary else {}), **known, **self.tensor_types},
                 progress=self.progress,
                 method=method,
                 **options,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +21,7 @@ from apq_tvm.errors import BadInput, BadScheme
 from apq_tvm.formats import embedding_scheme, parse_scheme
 from apq_tvm.formats.families import dequantize, nbytes
 from apq_tvm.progress import Progress, Silent
+from apq_tvm.quantizers.exactly import exactly
 from apq_tvm.quantizers.feedback.error_feedback import damage
 from apq_tvm.quantizers.registry import prepare, quantize_tensor
 from apq_tvm.quantizers.stored import Stored
@@ -84,7 +84,7 @@ class BudgetPlan:
 
     def tensor_types(self) -> dict[str, str]:
         """For `quantize`: a rule for every layer."""
-        return {f"^{re.escape(node)}$": scheme for node, scheme in self.schemes.items()}
+        return {exactly(node): scheme for node, scheme in self.schemes.items()}
 
 
 def default_candidates(scheme: Scheme) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from apq_tvm.quantizers.learn.learned import Learned, from_arrays
 from apq_tvm.quantizers.plan import planned_layers, quantize, ruled_layers, scheme_of_layers
 from apq_tvm.quantizers.registry import quantize_tensor
 from apq_tvm.quantizers.stored import Stored, float_weights
-from apq_tvm.quantizers.vocabulary import NOTE, named, vocabulary_types
+from apq_tvm.quantizers.vocabulary import NOTE, default_types, named
 from apq_tvm.types import (
     WEIGHT_INPUT,
     AnyPath,
@@ -133,9 +133,8 @@ def quantize_guided(
         first = plan.tensor_types()
     else:
         default = parse_scheme(scheme) if isinstance(scheme, str) else scheme
-        made = learned if learned is not None and guidance.method == "learned" else None
-        first = vocabulary_types(model, default, made.tensors if made is not None else None)
-        known = made.types(default) if made is not None else {}
+        made = learned if guidance.method == "learned" else None
+        first, known = default_types(model, default, made)
     calls = None
     if guidance.calibration is not None and guidance.method.endswith("gptq"):
         calls = sequential_calls(model, guidance.calibration, file, guidance.sequential, progress)

@@ -6,11 +6,15 @@ table's in every layer. SmolLM2's own file of 4-bit blocks has its table, which 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from apq_tvm.quantizers.exactly import exactly
 from apq_tvm.types import WEIGHT_INPUT, ImportedModel, Node, QuantizedTensor, Scheme
+
+if TYPE_CHECKING:
+    from apq_tvm.quantizers.learn.learned import Learned
 
 LEAST_BITS = 6
 """Of heads and tables, unless ``--tensor-type`` says otherwise."""
@@ -71,7 +75,7 @@ def vocabulary_types(
     if scheme.family == "int":
         more = replace(scheme, bits=LEAST_BITS)
     return {
-        f"^{re.escape(node.name)}$": str(more)
+        exactly(node.name): str(more)
         for node in vocabulary_layers(model)
         if not {node.inputs[WEIGHT_INPUT[node.op]]} & (model.quantized.keys() | model.notes.keys())
         and "keep" not in node.attrs
@@ -79,10 +83,19 @@ def vocabulary_types(
     }
 
 
+def default_types(
+    model: ImportedModel, scheme: Scheme | None, learned: Learned | None = None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Rules before the user's own: `vocabulary_types`, and the schemes of what was learned."""
+    if learned is None:
+        return vocabulary_types(model, scheme), {}
+    return vocabulary_types(model, scheme, learned.tensors), learned.types(scheme)
+
+
 def named(rules: Iterable[str], nodes: Iterable[Node]) -> list[str]:
     """Names of the layers that some of `vocabulary_types` are for."""
     own = set(rules)
-    return [node.name for node in nodes if f"^{re.escape(node.name)}$" in own]
+    return [node.name for node in nodes if exactly(node.name) in own]
 
 
 def _rows(model: ImportedModel, node: Node) -> int:

@@ -8,7 +8,6 @@ and biases that balance vectors were folded into. So whatever was learned, and f
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import numpy as np
 from apq_tvm.errors import BadInput
 from apq_tvm.formats import parse_scheme
 from apq_tvm.formats.families import check_tensor
+from apq_tvm.quantizers.exactly import exactly
 from apq_tvm.quantizers.inputs.folds import replace_weights
 from apq_tvm.types import Array, ImportedModel, QuantizedTensor, Scheme
 
@@ -49,7 +49,7 @@ class Learned:
         in; none if another one is asked for than was then."""
         if str(scheme) != self.scheme:
             return {}
-        return {f"^{re.escape(node)}$": str(t.scheme) for node, t in self.tensors.items()}
+        return {exactly(node): str(t.scheme) for node, t in self.tensors.items()}
 
     def check(self, schemes: Mapping[str, Scheme]) -> None:
         """Refuse to be used for schemes it was not learned for.

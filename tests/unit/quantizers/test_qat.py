@@ -16,6 +16,7 @@ from apq_tvm.onnx_import import import_onnx
 from apq_tvm.quantizers import quantize
 from apq_tvm.quantizers.inputs.calibration_file import load
 from apq_tvm.quantizers.learn.learned import Learned, from_arrays
+from apq_tvm.quantizers.vocabulary import NOTE
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[calibrate]'")
 
@@ -163,6 +164,7 @@ def test_schemes_of_a_budget_are_learned_and_compiled(files: Files, tmp_path: Pa
         str(end.tensors[end.layers[n.name]].scheme) for n in model.nodes if n.name in end.layers
     }
     assert len(found) > 1 and found <= set(choice)
+    assert not [text for text in end.notes.values() if NOTE in text]  # none is of a vocabulary
     with pytest.raises(BadInput, match=r"was learned as .*, not W4A8"):
         quantize_guided(model, "W4A8", {}, guidance)
     again = {**given, "method": "learned"}
