@@ -39,16 +39,17 @@ from apq_tvm.onnx_import import import_onnx
 from apq_tvm.quantizers.exactly import exactly
 
 SCHEMES = (
-    ("W8A8g32", "rtn"), ("W8A32", "rtn"), ("W8A8", "smoothquant"),
-    *((f"anyprec3-8@{bits}", "rtn") for bits in range(3, 9)),
-    *((f"anyprec{bits}-{bits}@{bits}", "rtn") for bits in (3, 4, 6)),
-    ("nl4", "gptq"), ("cb4", "gptq"), ("W4A8g32", "gptq"), ("W4A8g128", "gptq"),
-    ("cb3", "gptq"), ("bcq3g128", "rtn"), ("W3sA8", "rtn"), ("W3A8g128", "gptq"),
-    ("W3A8", "gptq"), ("mixed24", "gptq"),
-    ("cb2", "gptq"), ("bcq2g128", "rtn"), ("W2sA8", "rtn"), ("W2*A8g128", "gptq"),
-    ("W2A8g32", "gptq"),
+    ("W8A8g32", "gptq"), ("W8A32", "gptq"), ("W8A8", "gptq"), ("W8A8", "smoothquant+gptq"),
+    *((f"anyprec3-8@{bits}", "gptq") for bits in range(3, 9)),
+    *((f"anyprec{bits}-{bits}@{bits}", "gptq") for bits in (3, 4, 6)),
+    *((scheme, "gptq") for scheme in (
+        "W6A8g64", "nl4", "cb4", "cb4g64", "W4A8g32", "W4zA8g32", "W4A8g128", "cb3", "cb3g64",
+        "bcq3g128", "W3sA8", "W3A8g128", "W3A8", "mixed24", "cb2", "bcq2g128", "W2sA8",
+        "W2*A8g128", "W2A8g32",
+    )),
 )  # fmt: skip
-"""Scheme, and the method its codes are chosen by where there is a calibration."""
+"""Scheme, and the method its codes are chosen by where there is a calibration: error feedback for
+every family."""
 
 SAMPLES, TOKENS = 256, 48
 """Sentences that are calibrated on, and the most tokens of one."""
@@ -80,13 +81,13 @@ def calibration_sentences(tokenizer: Path, *texts: Path, count: int = SAMPLES) -
     return tokenized(tokenizer, [found[i * len(found) // count] for i in range(count)])
 
 
-def tokenized(tokenizer: Path, chosen: Sequence[str]) -> dict[str, Any]:
-    """Sentences as inputs, of at most `TOKENS` tokens each."""
+def tokenized(tokenizer: Path, chosen: Sequence[str], tokens: int = TOKENS) -> dict[str, Any]:
+    """Sentences as inputs, of at most so many tokens each."""
     from tokenizers import Tokenizer
 
     reader = Tokenizer.from_file(str(tokenizer))
-    reader.enable_truncation(TOKENS)
-    reader.enable_padding(length=TOKENS)
+    reader.enable_truncation(tokens)
+    reader.enable_padding(length=tokens)
     rows = reader.encode_batch(chosen)
     return {
         "input_ids": np.array([row.ids for row in rows], np.int64),
@@ -94,13 +95,14 @@ def tokenized(tokenizer: Path, chosen: Sequence[str]) -> dict[str, Any]:
     }
 
 
-Chosen = Sequence[tuple[str, str]]
+Row = tuple[str, str]
+"""Scheme and method."""
 
 
 def measure(
-    encoder: Encoder, chosen: Chosen, folder: Path, inputs: Path, data: Path
-) -> dict[str, dict[str, Any]]:
-    """``bits`` and the error by scheme: ``none`` without, ``calibrated`` with a calibration."""
+    encoder: Encoder, chosen: Sequence[Row], folder: Path, inputs: Path, data: Path
+) -> dict[Row, dict[str, Any]]:
+    """``bits`` and the error by row: ``none`` without, ``calibrated`` with a calibration."""
     model = import_onnx(encoder.onnx)
     statistics = folder / f"{encoder.name}.safetensors"
     calibrate(
@@ -110,31 +112,32 @@ def measure(
     tables = {exactly(n.name): "float" for n in model.nodes if n.op == "apq.Embedding"}
     key = run_key(model.sha256, inputs, calibration=statistics)
     kept = Results(folder / f"{encoder.name}.partial.json", key)
-    table: dict[str, dict[str, Any]] = {scheme: {} for scheme, _ in chosen}
+    table: dict[Row, dict[str, Any]] = {row: {} for row in chosen}
     for column, file in (("none", None), ("calibrated", statistics)):
         with SchemeEvaluator(
             model, inputs, calibration=file, tensor_types=tables, layers=False, progress=Bars()
         ) as evaluator:
-            for scheme, method in chosen:
-                name = f"{scheme} {column}"
+            for scheme, asked in chosen:
+                method = asked if file else "rtn"
+                name = f"{scheme} {method} {column}"
                 result = kept.get(name)
                 if result is None:
-                    result = evaluator.evaluate(scheme, method if file else "rtn")
+                    result = evaluator.evaluate(scheme, method)
                     kept.put(name, result)
                 error = result["outputs"][encoder.output]["relative_error"]
-                table[scheme] |= {"bits": result["linear_bits_per_weight"], column: error}
+                table[scheme, asked] |= {"bits": result["linear_bits_per_weight"], column: error}
     return table
 
 
-def rows(chosen: Chosen, tables: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def rows(chosen: Sequence[Row], tables: Mapping[str, Mapping[Row, Any]]) -> list[dict[str, Any]]:
     """What docs/measured/encoders.json keeps."""
     return [
         {
             "scheme": scheme,
             "method": method,
-            "bits": round(next(iter(tables.values()))[scheme]["bits"], 3),
+            "bits": round(next(iter(tables.values()))[scheme, method]["bits"], 3),
             "errors": {
-                name: {c: float(f"{table[scheme][c]:.4g}") for c in quality_tables.COLUMNS}
+                name: {c: float(f"{table[scheme, method][c]:.4g}") for c in quality_tables.COLUMNS}
                 for name, table in tables.items()
             },
         }

@@ -9,7 +9,7 @@ are kept one by one in docs/measured/learning.json.
 
 ``python examples/learning_table.py FOLDER L3 'W2*A8g128' gptq abq+gptq --texts jargon.txt.gz ...``
 ``python examples/learning_table.py FOLDER L6 4.5:cb2,cb3,cb4,W5A8g64,W6A8g64 gptq --samples 3840``
-``... qat+gptq --samples 16384 --reviews vaderSentiment-3.3.2.tar.gz`` (`reviews`)
+``... qat+gptq --samples 23000 --reviews vaderSentiment-3.3.2.tar.gz`` (`reviews`)
 """
 
 from __future__ import annotations
@@ -50,6 +50,12 @@ BLOCKS = 3
 WINDOWS, WINDOW = (6, 2), 256
 """Judged windows of each text, and their tokens."""
 
+REVIEW_TOKENS = 24
+"""Where sentences of `reviews` are cut; those that are judged have 23 at the most."""
+
+STATISTICS = 8192
+"""Samples that statistics are taken of, at most; learning sees all."""
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -76,7 +82,8 @@ def encoder(
     if not data.exists():
         tokenizer = minilm_l6.find() / "tokenizer.json"
         if source is not None:
-            found = encoder_table.tokenized(tokenizer, reviews.read(source)[:count])
+            chosen = reviews.read(source)[:count]
+            found = encoder_table.tokenized(tokenizer, chosen, REVIEW_TOKENS)
         else:
             given = (texts[0],) if few else texts
             found = encoder_table.calibration_sentences(tokenizer, *given, count=count)
@@ -118,8 +125,9 @@ def measure(
 ) -> dict[str, Any]:
     """One row of the table."""
     name = re.sub(r"\W+", "_", model.name)
-    statistics = folder / f"{name}.{model.texts}.{samples}.safetensors"
-    calibrate(model.onnx, model.data, statistics, nsamples=samples, rows=model.rows, force=True,
+    few = min(samples, STATISTICS)
+    statistics = folder / f"{name}.{model.texts}.{few}.safetensors"
+    calibrate(model.onnx, model.data, statistics, nsamples=few, rows=model.rows, force=True,
               reuse=True, progress=Bars())  # fmt: skip
     imported = import_onnx(model.onnx)
     names = [node.name for node in imported.nodes if node.op == "apq.Embedding"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from apq_tvm.codes import keep_codes
-from apq_tvm.errors import BadScheme
+from apq_tvm.errors import BadInput, BadScheme
 from apq_tvm.formats import parse_scheme
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.budget import (
@@ -63,6 +63,11 @@ class Guidance:
         Error feedback measures layers behind those quantized before them, on the calibration's
         inputs: True and False force it, None does so where inputs and time allow
         (`apq_tvm.quantizers.inputs.sequential`).
+
+    Raises
+    ------
+    BadInput
+        If there are candidates and no budget to choose among them for.
     """
 
     calibration: AnyPath | None = None
@@ -72,6 +77,13 @@ class Guidance:
     codebooks: AnyPath | None = None
     codes: AnyPath | None = None
     sequential: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.candidates and self.target_bpw is None:
+            raise BadInput(
+                "--candidate names schemes that --target-bpw chooses among; without a budget every "
+                "layer has --scheme"
+            )
 
 
 def quantize_guided(

@@ -100,19 +100,19 @@ class Survey:
 
     def _both(self, task: Task, points: Sequence[Point]) -> Iterator[dict[Point, float]]:
         """Time of the first point over each, out of the caches and in them."""
-        for weights in (0, FEW):
-            where = "in caches" if weights else "out of caches"
-            self.told(f"{task.name} M={task.m}, weights {where}")
-            folder = Path(tempfile.mkdtemp(dir=self.folder))
-            try:
-                workshop = Workshop(task, folder, self.threads)
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        try:
+            workshop = Workshop(task, folder, self.threads)  # builds each point once
+            for weights in (0, FEW):
+                where = "in caches" if weights else "out of caches"
+                self.told(f"{task.name} M={task.m}, weights {where}")
                 bench = Bench(workshop, self.linker, self.device, folder, points[0], weights)
                 trials = bench.trials(points[1:], self.rounds)
                 yield {points[0]: 1.0, **{t.point: t.ratio for t in trials if t.status == OK}}
-            except DefaultFailed as error:
-                self.told(f"remark: {error}")
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
+        except DefaultFailed as error:
+            self.told(f"remark: {error}")
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _one_change(begin: Point, other: Point) -> Change | None:

@@ -108,6 +108,11 @@ def test_impossible_budgets_are_named(
         quantize_guided(tiny_llama.load(tmp_path), scheme, {}, guidance)
 
 
+def test_candidates_without_a_budget_are_refused() -> None:
+    with pytest.raises(BadInput, match="--target-bpw chooses among"):
+        Guidance(candidates=("cb2", "cb3"))
+
+
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> ImportedModel:
     """Most weights are in a table, as in the demo model; one table is too small to quantize."""
