@@ -86,9 +86,9 @@ def learn_codes(
     -------
     dict
         ``output``, ``learned`` (layers), ``kind``, ``scheme``, ``epochs``, ``resumed_blocks``,
-        ``learn_seconds``; of ``"train"``, ``"abq"`` and ``"qat"`` ``kept_apart``: by block, or of
-        the ``model``, the loss before and after, on data that was not learned from where
-        ``judged_apart``; and of ``"abq"`` ``alphas``, what the balance vectors started from.
+        ``learn_seconds``; but of ``"finetune"`` ``kept_apart``: by block, or of the ``model``, the
+        loss before and after, on data that was not learned from where ``judged_apart``; and of
+        ``"abq"`` ``alphas``, what the balance vectors started from.
 
     Raises
     ------

@@ -125,17 +125,23 @@ def measure(
                     result = evaluator.evaluate(scheme, method)
                     kept.put(name, result)
                 error = result["outputs"][encoder.output]["relative_error"]
-                table[scheme, asked] |= {"bits": result["linear_bits_per_weight"], column: error}
+                table[scheme, asked] |= {
+                    "bits": result["linear_bits_per_weight"],
+                    "stored": result["linear_stored_bits_per_weight"],
+                    column: error,
+                }
     return table
 
 
 def rows(chosen: Sequence[Row], tables: Mapping[str, Mapping[Row, Any]]) -> list[dict[str, Any]]:
     """What docs/measured/encoders.json keeps."""
+    first = next(iter(tables.values()))
     return [
         {
             "scheme": scheme,
             "method": method,
-            "bits": round(next(iter(tables.values()))[scheme, method]["bits"], 3),
+            "bits": round(first[scheme, method]["bits"], 3),
+            "stored": round(first[scheme, method]["stored"], 3),
             "errors": {
                 name: {c: float(f"{table[scheme, method][c]:.4g}") for c in quality_tables.COLUMNS}
                 for name, table in tables.items()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from measured import dates, read, table
 
 COLUMNS = ("none", "calibrated")
@@ -76,6 +79,7 @@ def language() -> str:
             r["calibration"],
             r["windows"] or "",
             f"{r['bits']:.2f}",
+            _stored(r),
             f"{r['perplexity']:.2f}" if r["perplexity"] < 1e4 else f"{r['perplexity']:.1e}",
             f"{r['ratio']:.3f}" if r["ratio"] < 100 else f"{r['ratio']:.3g}",
             f"{r['kl']:.3f}",
@@ -83,9 +87,15 @@ def language() -> str:
         )
         for r in rows
     )
-    columns = ("scheme", "calibration", "windows", "bits per weight", "perplexity", "of float",
-               "KL", "same top token")  # fmt: skip
+    columns = ("scheme", "calibration", "windows", "bits per weight", "stored", "perplexity",
+               "of float", "KL", "same top token")  # fmt: skip
     return f"Measured {dates(rows)}.\n\n{table(columns, cells)}"
+
+
+def _stored(row: Mapping[str, Any]) -> str:
+    """Bits a weight that a model of several widths stores, where that is more than is read."""
+    stored = row.get("stored", row["bits"])
+    return f"{stored:.2f}" if stored != row["bits"] else ""
 
 
 def encoders() -> str:
@@ -97,10 +107,11 @@ def encoders() -> str:
             f"`{r['scheme']}`",
             r["method"],
             f"{r['bits']:.2f}",
+            _stored(r),
             *(f"{r['errors'][name][column]:.2%}" for name in names for column in COLUMNS),
         )
         for r in rows
     )
-    columns = ("scheme", "method", "bits per weight",
+    columns = ("scheme", "method", "bits per weight", "stored",
                *(title for name in names for title in (name, "calibrated")))  # fmt: skip
     return f"Measured {dates(rows)}.\n\n{table(columns, cells)}"

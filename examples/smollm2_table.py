@@ -94,6 +94,7 @@ def record(
         rows.append({
             "scheme": named or result["scheme"], "calibration": calibration, "windows": windows,
             "bits": round(result["linear_bits_per_weight"], 3),
+            "stored": round(result["linear_stored_bits_per_weight"], 3),
             **{key: float(f"{value:.5g}") for key, value in found.items()},
         })  # fmt: skip
     measured.store("language", rows, merge_by=("scheme", "calibration", "windows"))

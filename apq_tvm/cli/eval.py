@@ -140,13 +140,20 @@ def _language(
     return Language(tokens, logits, window, min_tokens)
 
 
+def _stored(report: Mapping[str, Any]) -> str:
+    """What is stored of any-precision layers beside what one width reads."""
+    read, stored = report["linear_bits_per_weight"], report["linear_stored_bits_per_weight"]
+    return "" if stored == read else f" of {stored:.4g} stored"
+
+
 def _print_report(report: Mapping[str, Any]) -> None:
     """Tables of one evaluation."""
     if "scheme" in report:
         title = f"{report['scheme']} on {report['model']}"
         print(
             f"{title}: {report['bits_per_weight']:.4g} bits per weight, "
-            f"{report['linear_bits_per_weight']:.4g} in linear layers, "
+            f"{report['linear_bits_per_weight']:.4g} in linear layers"
+            f"{_stored(report)}, "
             f"{report['embedding_bits_per_weight']:.4g} in embeddings (0: float)"
         )
         _print_layers(report["layers"])

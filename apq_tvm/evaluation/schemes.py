@@ -147,9 +147,10 @@ class SchemeEvaluator:
         Returns
         -------
         dict
-            ``scheme``, ``method``, ``bits_per_weight`` (of all that is stored, as ``inspect``
-            counts), ``linear_bits_per_weight`` and ``embedding_bits_per_weight`` (of quantized
-            layers, 0 if none), ``weight_error`` and
+            ``scheme``, ``method``, ``bits_per_weight`` (of all weights, as ``inspect`` counts),
+            ``linear_bits_per_weight`` and ``embedding_bits_per_weight`` (of quantized layers, 0 if
+            none): what is read at the scheme's width. ``linear_stored_bits_per_weight``, which is
+            more where other widths are stored too, ``weight_error`` and
             ``output_error`` (means over linear layers, None where not measured), ``outputs``,
             ``language`` (`Comparison.summary`), ``layers`` (`layer_errors`), ``seconds`` by step.
 
@@ -174,14 +175,15 @@ class SchemeEvaluator:
             with self.progress.stage("layers"):
                 batches = self.calls.batches
                 layers = layer_errors(quantized, batches, bits, self.activations)
-        stored = storage(quantized, bits)
+        read = storage(quantized, bits)
         linear = [layer for layer in layers if layer["op"] == "apq.Linear"]
         return {
             "scheme": scheme,
             "method": method,
-            "bits_per_weight": stored.all.bits,
-            "linear_bits_per_weight": stored.linear.bits,
-            "embedding_bits_per_weight": stored.embedding.bits,
+            "bits_per_weight": read.all.bits,
+            "linear_bits_per_weight": read.linear.bits,
+            "linear_stored_bits_per_weight": storage(quantized).linear.bits,
+            "embedding_bits_per_weight": read.embedding.bits,
             "weight_error": _mean([layer["weight_error"] for layer in linear]),
             "output_error": _mean([layer["output_error"] for layer in linear]),
             **summary,

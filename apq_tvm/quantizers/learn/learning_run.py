@@ -46,8 +46,8 @@ class Run:
     feeds_back : bool
         Codes of every block are chosen anew first (`block_feedback`), not by those of `END_TO_END`.
     losses : dict of str to (float, float)
-        Of ``train`` and ``abq``, by block, and of ``qat``: on calls that were not learned from
-        (`judged_apart`), before and after.
+        Of ``train`` and ``abq``, by block, and of ``qat`` and ``distill``: on calls that were not
+        learned from (`judged_apart`), before and after.
     alphas : dict of str to float
         Of ``abq``, by block: the exponent that its balance vectors started from.
     """

@@ -19,7 +19,14 @@ from apq_tvm.errors import UnsupportedModel
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.learn.blocks import find_blocks
 from apq_tvm.quantizers.learn.code_training import SETTLING, Kept
-from apq_tvm.quantizers.learn.distill import RATE, finish, outputs_of, result_loss, schedule
+from apq_tvm.quantizers.learn.distill import (
+    RATE,
+    WHOLE,
+    finish,
+    outputs_of,
+    result_loss,
+    schedule,
+)
 from apq_tvm.quantizers.learn.learned import Learned
 from apq_tvm.quantizers.learn.learning_run import Run, split
 from apq_tvm.quantizers.learn.losses import length_loss
@@ -41,9 +48,6 @@ so, .166 .119 .289 .071 .408 from beside and 1.0, and .175 .119 .273 .077 .442 b
 FOLLOWED = 8
 """Steps between two looks at which codes are the nearest, which cost as much as a step of a small
 batch."""
-
-WHOLE = "model"
-"""Whose loss it is, among ``Run.losses``."""
 
 
 @dataclass(frozen=True)

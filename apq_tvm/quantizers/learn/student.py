@@ -37,6 +37,17 @@ class Student:
         decoded = (p for decoder in self.decoders.values() for p in decoder.parameters())
         return [*decoded, *self.steps.values()]
 
+    def read_by(self) -> dict[tuple[int, ...], list[Tensor]]:
+        """`parameters` of fixed codes, by the widths that read them; ``(0,)`` without a choice."""
+        found: dict[tuple[int, ...], list[Tensor]] = {}
+        if self.steps:
+            found[(0,)] = list(self.steps.values())
+        for decoder in self.decoders.values():
+            if isinstance(decoder, Decoder):
+                for readers, parameter in decoder.read_by():
+                    found.setdefault(readers, []).append(parameter)
+        return found
+
     def moving(self) -> list[MovingCodes]:
         """Layers whose codes are trained."""
         return [d for d in self.decoders.values() if isinstance(d, MovingCodes)]

@@ -8,6 +8,7 @@ of one table.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,9 +57,14 @@ class Decoder:
         """What can be learned, of all widths."""
         return [array.step for array in self._arrays.values()]
 
+    def read_by(self) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+        """What can be learned, each behind the widths that read it."""
+        for name, array in self._arrays.items():
+            yield tuple(b for b, width in self.widths.items() if name in width.names), array.step
+
     def weight(self, bits: int = 0) -> Tensor:
-        """Decoded weight [N, K] at a width, the widest if 0."""
-        return self.widths[bits or max(self.widths)].weight()
+        """Decoded weight [N, K] at a width, the widest if there is no such."""
+        return self.widths[bits if bits in self.widths else max(self.widths)].weight()
 
     def finish(self, _: Tensor | None = None) -> QuantizedTensor:
         """The tensor with what was learned, in float16."""

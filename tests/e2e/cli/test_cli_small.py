@@ -117,6 +117,7 @@ def test_every_command_counts_the_same_bits(folder: Path) -> None:
     tried = report("eval", *words, "--inputs", "in.npz", cwd=folder)
     assert round(tried["bits_per_weight"], 4) == bits
     assert (tried["linear_bits_per_weight"], tried["embedding_bits_per_weight"]) == (8.5, 0)
+    assert tried["linear_stored_bits_per_weight"] == 8.5
 
 
 def test_module_runs_without_tvm(folder: Path) -> None:

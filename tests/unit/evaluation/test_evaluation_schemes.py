@@ -157,6 +157,17 @@ def test_bits_of_a_width_are_its_planes_its_table_and_scales(model: ImportedMode
     assert storage(quantized).linear.bits > storage(quantized, 6).linear.bits > 6
 
 
+def test_what_is_stored_stands_beside_what_a_width_reads(
+    model: ImportedModel, tokens: Path
+) -> None:
+    rules = {"n_h|n_x": "float"}
+    with SchemeEvaluator(model, tokens, tensor_types=rules, layers=False) as evaluator:
+        three, six = (evaluator.evaluate(f"anyprec3-6sA32@{bits}") for bits in (3, 6))
+    stored = three["linear_stored_bits_per_weight"]
+    assert stored == six["linear_stored_bits_per_weight"] > six["linear_bits_per_weight"]
+    assert six["linear_bits_per_weight"] > 6 > three["linear_bits_per_weight"]
+
+
 def test_without_inputs_only_weights_are_measured(model: ImportedModel) -> None:
     rows = layer_errors(quantize(model, "W8A8g16"))
     assert all(row["output_error"] is None and 0 < row["weight_error"] < 0.01 for row in rows)

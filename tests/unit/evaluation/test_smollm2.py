@@ -287,12 +287,13 @@ def test_encoders_are_tabled_in_order() -> None:
     pytest.importorskip("torch", reason="needs torch: pip install 'apq-tvm[calibrate]'")
     import encoder_table
 
-    row = {"bits": 4.5, "none": 0.25, "calibrated": 0.125}
-    tables = {name: {scheme: row for scheme, _ in encoder_table.SCHEMES} for name in "ab"}
+    row = {"bits": 4.5, "stored": 8.5, "none": 0.25, "calibrated": 0.125}
+    tables = {name: dict.fromkeys(encoder_table.SCHEMES, row) for name in "ab"}
     rows = encoder_table.rows(encoder_table.SCHEMES, tables)
     assert [(row["scheme"], row["method"]) for row in rows] == list(encoder_table.SCHEMES)
     found = {"none": 0.25, "calibrated": 0.125}
-    assert rows[0]["bits"] == 4.5 and rows[0]["errors"] == {"a": found, "b": found}
+    assert (rows[0]["bits"], rows[0]["stored"]) == (4.5, 8.5)
+    assert rows[0]["errors"] == {"a": found, "b": found}
 
 
 def test_tokenizer_splits_digits(gguf_file: Path) -> None:

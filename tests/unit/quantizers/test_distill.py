@@ -9,6 +9,7 @@ import pytest
 import tiny_llama
 
 from apq_tvm.errors import BadInput
+from apq_tvm.formats import parse_scheme
 from apq_tvm.formats.families import check_tensor, dequantize
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.quantizers import quantize
@@ -105,19 +106,57 @@ def test_every_width_gets_closer_and_stays_a_prefix(files: Files, tmp_path: Path
         assert divergence(model, end, bits) < 0.95 * divergence(model, start, bits)
 
 
-def test_what_widths_share_stays(files: Files, tmp_path: Path) -> None:
-    """Cells of 5 bits, which 6 bits divide; tables of 3 and 4 bits are nobody else's."""
+def test_what_only_gets_worse_stays(files: Files, tmp_path: Path) -> None:
     model, end, learned = distilled(files, "anyprec3-6", "rtn", tmp_path / "c", epochs=9)
     start = quantize(model, "anyprec3-6", calibration=load(files[2], model).calibration)
     for name, tensor in learned.tensors.items():
         check_tensor(tensor, name)
         before = start.tensors[start.layers[name]].tables
         same = {key for key, table in tensor.tables.items() if np.array_equal(table, before[key])}
-        assert same == {"centroids5", "halves"}
-    # Tables of 16 entries have nothing to learn for rows of 16 and 32 weights.
+        # At this rate tables of 16 and 32 entries only got worse, for rows of 16 and 32 weights.
+        assert same == {"centroids4", "centroids5", "halves"}
     assert divergence(model, end, 3) < 0.97 * divergence(model, start, 3)
-    for bits in (5, 6):
+    for bits in (4, 5, 6):
         assert divergence(model, end, bits) == divergence(model, start, bits)
+
+
+def test_layers_without_a_choice_stay_beside_those_with_one(files: Files) -> None:
+    from apq_tvm.quantizers.learn.blockwise import Run, learn
+
+    model = import_onnx(files[0])
+    start = quantize(model, "anyprec2-4", {"lm_head|embed_tokens": "W8A8"})
+    calls = [{"input_ids": ids[None]} for ids in tiny_llama.ids(4, 16)]
+    run = Run(
+        model, start, calls, load(files[2], model).calibration, "distill", 4, Learned("distill")
+    )
+    tensors = learn(run).tensors
+    assert set(run.losses) == {f"model at {bits} bits" for bits in (2, 3, 4)}
+    assert all(after <= before for before, after in run.losses.values())
+    assert run.losses["model at 2 bits"][1] < run.losses["model at 2 bits"][0]
+    head, layer = tensors["lm_head"], tensors["model.layers.0.mlp.up_proj"]
+    np.testing.assert_array_equal(head.scales, start.tensors[start.layers["lm_head"]].scales)
+    assert layer.scheme.widths == (2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("schemes", "widths"),
+    [
+        (("anyprec3-8", "W8A8"), [3, 4, 6, 8]),
+        (("anyprec3-6",), [3, 4, 6]),
+        (("anyprec5-8",), [6, 8]),
+        (("anyprec3-5",), [3, 4, 5]),
+        (("anyprec3-8c1",), [3, 4, 5, 6]),
+        (("anyprec3-8", "anyprec3-5"), [3, 4]),
+        (("anyprec7-8c1",), [7]),
+        (("W4A8",), [0]),
+    ],
+)
+def test_widths_that_share_a_table_do_not_all_train_it(
+    schemes: tuple[str, ...], widths: list[int]
+) -> None:
+    from apq_tvm.quantizers.learn.distill import trained_widths
+
+    assert trained_widths([scheme for text in schemes if (scheme := parse_scheme(text))]) == widths
 
 
 def test_tuning_follows_block_wise_learning(files: Files, tmp_path: Path) -> None:
