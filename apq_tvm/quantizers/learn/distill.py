@@ -99,7 +99,8 @@ def distill(
     rate, learned = run.rate or RATE, split(len(run.calls))[0]
     groups = _groups(student, widths, rate)
     optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=0.0, betas=(0.9, 0.95))
-    steps, parameters = len(learned) * run.epochs, student.parameters()
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    steps = len(learned) * run.epochs
 
     def loss(index: int, bits: int) -> Tensor:
         call = run.calls[index]
