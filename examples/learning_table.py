@@ -9,7 +9,7 @@ are kept one by one in docs/measured/learning.json.
 
 ``python examples/learning_table.py FOLDER L3 'W2*A8g128' gptq abq+gptq --texts jargon.txt.gz ...``
 ``python examples/learning_table.py FOLDER L6 4.5:cb2,cb3,cb4,W5A8g64,W6A8g64 gptq --samples 3840``
-``... qat+gptq --samples 23000 --reviews vaderSentiment-3.3.2.tar.gz`` (`reviews`)
+``... qat+gptq --samples 8192 --reviews vaderSentiment-3.3.2.tar.gz`` (`reviews`)
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def learning() -> str:
             r["steps"] or "",
             f"{r['bits_read']:.2f}",
             f"{r['relative_error']:.2%}",
-            r["cpu_seconds"],
+            r["cpu_seconds"] or "",
         )
         for r in rows
     )
