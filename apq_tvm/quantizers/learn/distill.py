@@ -129,7 +129,7 @@ def distill(
                 checkpoint(run)
     after = _judged(loss, len(run.calls), widths)
     for group in groups:
-        if sum(after[bits] - before[bits] for bits in group["widths"]) > 0:
+        if not sum(after[bits] - before[bits] for bits in group["widths"]) <= 0:  # nor with nan
             _undo(group["params"])
             after |= {bits: before[bits] for bits in group["widths"]}
     run.losses |= {_named(bits): (before[bits], after[bits]) for bits in widths}

@@ -120,6 +120,23 @@ def test_what_only_gets_worse_stays(files: Files, tmp_path: Path) -> None:
         assert divergence(model, end, bits) == divergence(model, start, bits)
 
 
+def test_a_rate_that_ruins_everything_changes_nothing(files: Files, tmp_path: Path) -> None:
+    from apq_tvm.quantizers.learn.blockwise import Run, learn
+
+    model = import_onnx(files[0])
+    start = quantize(model, "W3A8g16")
+    calls = [{"input_ids": ids[None]} for ids in tiny_llama.ids(4, 16)]
+    calibration = load(files[2], model).calibration
+    run = Run(model, start, calls, calibration, "distill", 2, Learned("distill"), rate=1e4)
+    learned = learn(run)
+    assert run.losses["model"][0] == run.losses["model"][1]
+    nodes = {node.name: node for node in model.nodes}
+    for (name, index), value in learned.weights.items():
+        np.testing.assert_array_equal(value, model.weights[nodes[name].inputs[index]])
+    for name, tensor in learned.tensors.items():
+        np.testing.assert_array_equal(tensor.scales, start.tensors[start.layers[name]].scales)
+
+
 def test_layers_without_a_choice_stay_beside_those_with_one(files: Files) -> None:
     from apq_tvm.quantizers.learn.blockwise import Run, learn
 
