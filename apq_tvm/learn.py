@@ -201,10 +201,10 @@ def _first(
     from apq_tvm.quantizers.vocabulary import default_types
 
     target, candidates = asked.choice
+    guidance = Guidance(target_bpw=target, candidates=candidates)
     if target is None:
         first, learned = default_types(model, parse_scheme(asked.scheme), known)
         return first | learned
-    guidance = Guidance(target_bpw=target, candidates=candidates)
     given = (model, asked.scheme, asked.tensor_types, guidance, calibration, progress)
     return plan_budget(*given).tensor_types()
 

@@ -102,16 +102,23 @@ def distill(
     parameters = [parameter for group in groups for parameter in group["params"]]
     steps = len(learned) * run.epochs
 
-    def loss(index: int, bits: int) -> Tensor:
+    def losses(index: int, at: Sequence[int]) -> list[Tensor]:
         call = run.calls[index]
         with half_products():
             with torch.no_grad():
                 target = teacher.run(call, outputs)
-            got = student.run(call, outputs, bits)
-        return result_loss(run.model, call, got, target)
+            results = [student.run(call, outputs, bits) for bits in at]
+        return [result_loss(run.model, call, got, target) for got in results]
+
+    def judge() -> Losses:
+        judged = split(len(run.calls))[1]
+        with torch.no_grad():
+            found = np.mean([losses(index, widths) for index in judged], axis=0)
+        return dict(zip(widths, found.tolist(), strict=True))
 
     progress = progress or Silent()
-    before = _judged(loss, len(run.calls), widths)
+    before = judge()
+    student.go_on(run.learned)
     with progress.stage("distill", len(learned) * (run.epochs - run.done)):
         for epoch in range(run.done, run.epochs):
             torch.manual_seed(epoch)  # a run that was interrupted goes on in the same order
@@ -121,13 +128,13 @@ def distill(
                 for group in optimizer.param_groups:
                     group["lr"] = group["rate"] * schedule(step, steps)
                 optimizer.zero_grad()
-                loss(learned[index], widths[step % len(widths)]).backward()
+                losses(learned[index], [widths[step % len(widths)]])[0].backward()
                 torch.nn.utils.clip_grad_norm_(parameters, 1.0)
                 optimizer.step()
             run.learned, run.done = finish(run, student), epoch + 1
             if checkpoint is not None:
                 checkpoint(run)
-    after = _judged(loss, len(run.calls), widths)
+    after = judge()
     for group in groups:
         if not sum(after[bits] - before[bits] for bits in group["widths"]) <= 0:  # nor with nan
             _undo(group["params"])
@@ -135,13 +142,6 @@ def distill(
     run.losses |= {_named(bits): (before[bits], after[bits]) for bits in widths}
     run.learned = finish(run, student)
     return run.learned
-
-
-def _judged(loss: Callable[[int, int], Tensor], calls: int, widths: Sequence[int]) -> Losses:
-    """The loss at every width, the mean over what is not learned from."""
-    judged = split(calls)[1]
-    with torch.no_grad():
-        return {b: sum(float(loss(i, b)) for i in judged) / len(judged) for b in widths}
 
 
 def _undo(parameters: Iterable[Tensor]) -> None:

@@ -4,8 +4,9 @@ Weights of all layers move, codes follow (`apq_tvm.quantizers.torch.moving`), to
 ``distill`` trains: scales and tables, biases, gains of norms. The float model is the teacher, as in
 LLM-QAT (Liu et al., Findings of ACL 2024), by its result and, as in TinyBERT (Jiao et al., Findings
 of EMNLP 2020), by the residual stream behind every block, which says of each token what is wrong
-where the result says it of a sentence. What is learned is judged on calls that are kept apart, and
-the end of the best epoch stays. In the last part of the steps codes stay (`code_training`).
+where the result says it of a sentence. What is learned is judged on calls that are kept apart; the
+end of the best epoch stays, and is where an interrupted run goes on. In the last part of the steps
+codes stay (`code_training`).
 """
 
 from __future__ import annotations
@@ -133,6 +134,9 @@ def train_whole(
 
     before = best = judge()
     kept, told = Kept(flat, moving), ""
+    if run.learned.tensors:  # interrupted: the end of its best epoch
+        student.go_on(run.learned)
+        best, kept = judge(), Kept(flat, moving)
     with progress.stage("learn qat", len(learned) * (run.epochs - run.done)):
         for epoch in range(run.done, run.epochs):
             torch.manual_seed(epoch)  # a run that was interrupted goes on in the same order
@@ -151,9 +155,8 @@ def train_whole(
                     _follow(moving)
             now = judge()
             if now < best:
-                best, kept = now, Kept(flat, moving)
-            told = f"loss {before:.4f} -> {now:.4f}"
-            run.learned, run.done = finish(run, student), epoch + 1
+                best, kept, run.learned = now, Kept(flat, moving), finish(run, student)
+            told, run.done = f"loss {before:.4f} -> {now:.4f}", epoch + 1
             if checkpoint is not None:
                 checkpoint(run)
     kept.restore()

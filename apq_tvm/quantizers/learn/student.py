@@ -11,6 +11,7 @@ import numpy as np
 from apq_tvm.errors import BadInput
 from apq_tvm.formats.families import dequantize
 from apq_tvm.quantizers.inputs.folds import NORMS, find_folds
+from apq_tvm.quantizers.learn.learned import Learned
 from apq_tvm.quantizers.learn.learning_run import Run
 from apq_tvm.quantizers.torch.decode import Decoder
 from apq_tvm.quantizers.torch.graph import TorchGraph, Values, as_tensor
@@ -61,6 +62,18 @@ class Student:
         weights = self.graph.weights
         return {name: weights[name] + self.units[name] * s for name, s in self.steps.items()}
 
+    def go_on(self, learned: Learned) -> None:
+        """Be as an interrupted run left it, if it did; where it started stays known."""
+        for name, tensor in learned.tensors.items():
+            self.decoders[name].go_on(tensor)
+        inputs = {node.name: node.inputs for node in self.graph.model.nodes}
+        with torch.no_grad():
+            for (node, index), weight in learned.weights.items():
+                name = inputs[node][index]
+                if name in self.steps:
+                    step = (as_tensor(weight) - self.graph.weights[name]) / self.units[name]
+                    self.steps[name].copy_(step.nan_to_num(0, 0, 0))  # of a gain of 0 a step is 0
+
     def run(self, call: Mapping[str, Array], keep: Sequence[str], bits: int) -> Values:
         """The model's outputs at a width."""
         rounded: list[Any] = [None, None, None]
@@ -81,7 +94,7 @@ class Student:
 
 
 def student_of(run: Run) -> Student:
-    """The model where tuning starts: as it was quantized, or as an interrupted run left it.
+    """The model where tuning starts: as it was quantized.
 
     Raises
     ------
@@ -89,8 +102,6 @@ def student_of(run: Run) -> Student:
         If no linear layer is quantized.
     """
     model = run.quantized.model
-    if run.learned.weights:
-        model = run.learned.apply(run.model)
     decoders: dict[str, Decoder | MovingCodes] = {}
     schemes: dict[str, Scheme] = {}
     tables: Values = {}
@@ -101,7 +112,7 @@ def student_of(run: Run) -> Student:
         key = layers.get(node.name)
         if key is None:
             continue
-        tensor = run.learned.tensors.get(node.name, run.quantized.tensors[key])
+        tensor = run.quantized.tensors[key]
         if node.op == "apq.Embedding":
             sharing = [name for name, other in linear.items() if other == key]
             if len(sharing) == 1:  # of several each gets a weight of its own (`Learned.apply`)

@@ -53,6 +53,14 @@ class Decoder:
         for bits, width in self.widths.items():
             width.rebase(narrow(tensor, bits) if bits else tensor)
 
+    def go_on(self, tensor: QuantizedTensor) -> None:
+        """Be as `finish` gave a tensor, in as many steps from where this one starts."""
+        self.rebase(tensor)
+        with torch.no_grad():
+            for name, array in self._arrays.items():
+                value = torch.from_numpy(array_of(tensor, name).astype(np.float32))
+                array.step.copy_((value - array.start) / array.unit)
+
     def parameters(self) -> list[Tensor]:
         """What can be learned, of all widths."""
         return [array.step for array in self._arrays.values()]

@@ -111,6 +111,15 @@ class MovingCodes:
         codes, values = round_to(tensor, target.numpy(), self.name)
         return codes, torch.from_numpy(values)
 
+    def go_on(self, tensor: QuantizedTensor) -> None:
+        """Be as `finish` gave a tensor; weights are at what its codes decode to."""
+        self.keep(tensor)
+        self.decoder.go_on(tensor)
+        with torch.no_grad():
+            self.moved_by.copy_((torch.from_numpy(dequantize(tensor)) - self._start) / self._unit)
+            if self.zeros is not None and tensor.zeros is not None:
+                self.zeros.copy_(torch.from_numpy(tensor.zeros.astype(np.float32)))
+
     def keep(self, tensor: QuantizedTensor) -> None:
         """Go on with these codes and zero points."""
         self.tensor = tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +121,8 @@ def test_what_only_gets_worse_stays(files: Files, tmp_path: Path) -> None:
         assert divergence(model, end, bits) == divergence(model, start, bits)
 
 
-def test_a_rate_that_ruins_everything_changes_nothing(files: Files, tmp_path: Path) -> None:
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_rate_that_ruins_everything_changes_nothing(files: Files, interrupted: bool) -> None:
     from apq_tvm.quantizers.learn.blockwise import Run, learn
 
     model = import_onnx(files[0])
@@ -128,6 +130,14 @@ def test_a_rate_that_ruins_everything_changes_nothing(files: Files, tmp_path: Pa
     calls = [{"input_ids": ids[None]} for ids in tiny_llama.ids(4, 16)]
     calibration = load(files[2], model).calibration
     run = Run(model, start, calls, calibration, "distill", 2, Learned("distill"), rate=1e4)
+
+    def interrupt(now: Run) -> None:
+        if interrupted and now.done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext():
+        learn(run, interrupt)
+    assert run.done == (1 if interrupted else 2)
     learned = learn(run)
     assert run.losses["model"][0] == run.losses["model"][1]
     nodes = {node.name: node for node in model.nodes}

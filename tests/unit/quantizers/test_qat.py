@@ -88,6 +88,10 @@ def test_an_interrupted_run_goes_on(files: Files, tmp_path: Path) -> None:
     half = run.learned
     learn(run, interrupt)
     assert seen == [1, 2, 3]
+    plain = Run(model, start, calls, calibration, "qat", 3, Learned("qat"))
+    learn(plain)
+    assert run.losses["model"][0] == plain.losses["model"][0]  # of the start, not of epoch 2
+    assert run.losses["model"][1] < 1.1 * plain.losses["model"][1]
     losses = [
         divergence(model, quantized)
         for quantized in (
@@ -142,11 +146,20 @@ def test_the_student_is_what_is_quantized(files: Files, kind: str) -> None:
     learned = learn(run)
     end = quantize(model, "W3A8g16", calibration=calibration, method="learned", learned=learned)
     ids = {"input_ids": tiny_llama.apart()}
+    student = student_of(run)
+    student.go_on(learned)
     with torch.no_grad():
-        found = student_of(run).run(ids, ["logits"], 0)["logits"].numpy()
+        found = student.run(ids, ["logits"], 0)["logits"].numpy()
     wanted, before = (Simulation(q).run(ids)["logits"] for q in (end, start))
     np.testing.assert_allclose(found, wanted, atol=1e-4)
     assert np.abs(wanted - before).max() > 0.01
+
+
+def test_candidates_without_a_budget_are_refused(files: Files, tmp_path: Path) -> None:
+    path, data, statistics = files
+    given = {"kind": "qat", "scheme": "W3A8g16", "candidates": ("W4A8g16",)}
+    with pytest.raises(BadInput, match="--candidate names schemes that --target-bpw chooses"):
+        learn_codes(path, data, statistics, tmp_path / "c", **given)
 
 
 def test_schemes_of_a_budget_are_learned_and_compiled(files: Files, tmp_path: Path) -> None:
