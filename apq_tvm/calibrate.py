@@ -15,6 +15,7 @@ import numpy as np
 
 from apq_tvm.errors import BadInput, OutputExists
 from apq_tvm.extras import require
+from apq_tvm.formats.caches import CODED
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.inputs.calls import read_calls
 from apq_tvm.quantizers.inputs.read import Batch
@@ -67,9 +68,9 @@ def calibrate(
         Batch entries per call of the model.
     force, reuse : bool
         Replace an existing output, or take one of the same model, inputs and options for it.
-    kv : {"f32", "f16", "i8"}
-        Of a session's caches; for int8 queries and keys are balanced where that lowers the error of
-        scores (`apq_tvm.evaluation.cache_balance`).
+    kv : {"f32", "f16", "i8", "i4"}
+        Of a session's caches; for codes queries and keys are balanced where that lowers the error
+        of scores (`apq_tvm.evaluation.cache_balance`).
     dims, progress
         As `apq_tvm.compile` takes them.
 
@@ -77,7 +78,7 @@ def calibrate(
     -------
     dict
         ``output``, ``layers``, ``samples``, ``rows``, ``sensitivity``, ``seconds``, ``resumed``;
-        of int8 caches ``caches``, by attention what was chosen.
+        of caches of codes ``caches``, by attention what was chosen.
 
     Raises
     ------
@@ -117,10 +118,11 @@ def calibrate(
 def _caches(
     model: ImportedModel, calls: Sequence[Batch], kv: str, progress: Progress
 ) -> tuple[dict[str, Array], dict[str, str]]:
-    """Factors that balance queries and keys, and a note of what was chosen; of int8 caches."""
+    """Factors that balance queries and keys, and a note of what was chosen; of caches of codes."""
     from apq_tvm.sessions import cache_type
 
-    if cache_type(kv) != "int8":
+    kept = cache_type(kv)
+    if kept not in CODED:
         return {}, {}
     from apq_tvm.evaluation.cache_balance import find_balance
 
@@ -130,7 +132,7 @@ def _caches(
         tokens += max((a.size for a in call.values() if a.ndim == 2), default=0)
         if tokens >= BALANCE_TOKENS:
             break
-    factors, notes = find_balance(model, some, progress)
+    factors, notes = find_balance(model, some, progress, kept)
     return factors, {"caches": json.dumps(notes)}
 
 

@@ -144,7 +144,8 @@ def evaluate_scheme(
     layers : bool
         Measure the errors of every layer too.
     kv : str
-        What a session's caches hold, ``"f32"``, ``"f16"`` or ``"i8"``: attention reads them so.
+        What a session's caches hold, ``"f32"``, ``"f16"``, ``"i8"`` or ``"i4"``: attention reads
+        them so.
 
     Returns
     -------

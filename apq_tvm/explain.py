@@ -12,6 +12,12 @@ from apq_tvm.module import damaged, read_manifest
 from apq_tvm.nearest import nearest
 from apq_tvm.types import AnyPath
 
+SCALED = {
+    "int8": ", one scale for each head and token",
+    "int4": ", a scale and a least for each group of a head's columns and token",
+}
+"""What is said of caches of codes."""
+
 
 def explain(path: AnyPath, layer: str | None = None) -> dict[str, Any]:
     """List, for each layer, the kernels it got and the reasons why others were turned down.
@@ -149,8 +155,7 @@ def _session_lines(report: Mapping[str, Any]) -> list[str]:
     if not report.get("session"):
         return []
     info = report["session"]
-    scales = ", one scale for each head and token" if info["cache"] == "int8" else ""
-    kind = f"{len(info['caches'])} caches of {info['cache']}{scales}"
+    kind = f"{len(info['caches'])} caches of {info['cache']}{SCALED.get(info['cache'], '')}"
     return [f"sessions keep {kind}, which grow in place"]
 
 

@@ -134,6 +134,7 @@ def _learn(
     from apq_tvm.onnx_import import import_onnx
     from apq_tvm.quantizers import quantize
     from apq_tvm.quantizers.inputs.cache_balance import PREFIX, balanced
+    from apq_tvm.quantizers.inputs.cache_centres import PREFIX as CENTRES
     from apq_tvm.quantizers.inputs.calibration_file import CalibrationFile, load, save
     from apq_tvm.quantizers.inputs.sequential import sequential_calls
     from apq_tvm.quantizers.learn.blockwise import learn
@@ -181,7 +182,8 @@ def _learn(
     )
     result = learn(run, lambda now: write_learning(partial, about, now), progress)
     arrays, metadata = to_arrays(result)
-    arrays |= {key: array for key, array in file.extra.items() if key.startswith(PREFIX)}
+    kept = (PREFIX, CENTRES)
+    arrays |= {key: array for key, array in file.extra.items() if key.startswith(kept)}
     save(output, CalibrationFile(file.calibration, arrays, {**dict(file.notes), **metadata}))
     partial.unlink(missing_ok=True)
     return run, done

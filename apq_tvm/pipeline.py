@@ -188,8 +188,8 @@ def compile(
         GNU/Linux; the C compiler must have its C library.
     layout : str
         Of integer weights on 64-bit Arm, such as ``"4x8"`` (`apq_tvm.schedules.arm.layouts`).
-    kv : {"f32", "f16", "i8"}
-        Keys and values that a decoder's attention reads; int8 with a scale per head and token.
+    kv : {"f32", "f16", "i8", "i4"}
+        Keys and values that a decoder's attention reads (`apq_tvm.formats.caches`).
     cc, sysroot : str
         C compiler for `target`, where the one found by itself will not do, and the folder of the
         target's headers and libraries (`apq_tvm.codegen.build.toolchain`).

@@ -14,8 +14,9 @@ CONFIG = smollm2.Config(
 PAST = (1, CONFIG.kv_heads, 3, CONFIG.head_width)
 
 
-def small_llama(path: Path, config: smollm2.Config = CONFIG) -> Path:
-    """Write the model and return its path."""
+def small_llama(path: Path, config: smollm2.Config = CONFIG, lift: float = 0.0) -> Path:
+    """Write the model and return its path; all embeddings have `lift` in common, and so have keys,
+    but not values."""
     rng = np.random.default_rng(0)
     c = config
     keys = c.kv_heads * c.head_width
@@ -24,10 +25,12 @@ def small_llama(path: Path, config: smollm2.Config = CONFIG) -> Path:
         "o_proj": (c.width, c.width), "gate_proj": (c.hidden, c.width),
         "up_proj": (c.hidden, c.width), "down_proj": (c.width, c.hidden),
     }  # fmt: skip
-    weights = {"model.embed_tokens.weight": rng.standard_normal((c.vocabulary, c.width))}
+    weights = {"model.embed_tokens.weight": lift + rng.standard_normal((c.vocabulary, c.width))}
     for name in smollm2.LAYER_WEIGHTS:
         shape = shapes.get(name.rpartition(".")[2])
         weight = np.ones(c.width) if shape is None else rng.standard_normal(shape) / 5
+        if lift and name.endswith("v_proj"):
+            weight = weight - weight.mean(1, keepdims=True)
         weights[f"model.layers.0.{name}.weight"] = weight
     weights["model.norm.weight"] = np.ones(c.width)
     float32 = {name: weight.astype(np.float32) for name, weight in weights.items()}

@@ -67,7 +67,7 @@ Rate = Annotated[
 ]
 Caches = Annotated[
     str,
-    typer.Option("--kv", help="i8: balance queries and keys for sessions whose caches are int8."),
+    typer.Option("--kv", help="i8, i4: balance queries and keys for sessions with such caches."),
 ]
 Rows = Annotated[int, typer.Option(min=1, help="Batch entries per call, and per step of --learn.")]
 

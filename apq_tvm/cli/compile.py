@@ -63,7 +63,7 @@ LayoutOption = Annotated[
     ),
 ]
 CacheOption = Annotated[
-    str, typer.Option("--kv", help="Of a decoder's keys and values: f32, f16, i8.")
+    str, typer.Option("--kv", help="Of a decoder's keys and values: f32, f16, i8, i4.")
 ]
 Compiler = Annotated[
     str | None, typer.Option(help="C compiler for the target.", show_default=False)

@@ -79,7 +79,7 @@ def evaluate(
     dim: Dim = None,
     rows: Rows = 32,
     kv: Annotated[
-        str, typer.Option("--kv", help="With --scheme: caches of a session: f32, f16, i8.")
+        str, typer.Option("--kv", help="With --scheme: caches of a session: f32, f16, i8, i4.")
     ] = "f32",
     json: Json = False,
 ) -> None:

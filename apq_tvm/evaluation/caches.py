@@ -1,8 +1,9 @@
 """Caches of keys and values as sessions keep them: nodes that round what attention reads.
 
-A session in int8 stores each head of a token with one scale (`apq_tvm.ops.graph.caches.coded`), and
-attention rounds its queries in the same way where the device multiplies int8
-(`apq_tvm.ops.graph.attention`); a session in float16 rounds keys and values alone. A module's
+A session in int8 stores each head of a token with one scale, one in int4 groups of its columns with
+a scale and a least (`apq_tvm.ops.graph.caches.coded`), and attention rounds its queries to int8
+where the device multiplies bytes (`apq_tvm.ops.graph.attention`); a session in float16 rounds keys
+and values alone. A module's
 outputs, the caches among them, are never rounded. A model without caches is taken for a decoder
 that would have them: all its attention reads rounded keys and values.
 """
@@ -13,15 +14,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from apq_tvm.errors import BadInput, NotApplicable
-from apq_tvm.launches.chains import Chain, chains
+from apq_tvm.formats.caches import CODED, group_size
+from apq_tvm.launches.chains import Chain, chains, shape_of
 from apq_tvm.launches.shared_keys import SharedKeys, Stored, attributes
 from apq_tvm.sessions import cache_type
 from apq_tvm.sessions.caches import find_pairs
 from apq_tvm.types import ImportedModel, Node
 
 ROUND = "apq.RoundCache"
-"""``(x) -> x`` rounded: attributes ``dtype``, of numpy, and ``axis``, along which int8 has one
-scale."""
+"""``(x) -> x`` rounded: attributes ``dtype``, numpy's or ``"int4"``, and ``axis``, along which
+codes have scales."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,15 @@ def with_caches(model: ImportedModel, kv: str) -> ImportedModel:
     ----------
     model : ImportedModel
     kv : str
-        ``"f32"``, which changes nothing, ``"f16"`` or ``"i8"``.
+        One of `apq_tvm.formats.caches.CACHES`; ``"f32"`` changes nothing.
 
     Raises
     ------
     BadScheme
         There is no such type.
     BadInput
-        No attention of the model would read caches.
+        No attention of the model would read caches, or int4 has no groups for the columns of its
+        heads.
     """
     dtype = cache_type(kv)
     if dtype == "float32":
@@ -84,11 +87,22 @@ def with_caches(model: ImportedModel, kv: str) -> ImportedModel:
     queries: dict[str, Node] = {}
     for attention in found:
         for stored in (attention.keys, attention.values):
+            check_groups(model, stored, dtype)
             rounded[stored.name] = _node(stored, stored.name, dtype)
-        if dtype == "int8":
+        if dtype in CODED:
             first = attention.chain.first
-            queries[first.name] = _node(attention.q, first.name, dtype)
+            queries[first.name] = _node(attention.q, first.name, "int8")
     return replace(model, nodes=tuple(_inserted(model, rounded, queries)))
+
+
+def check_groups(model: ImportedModel, stored: Stored, dtype: str) -> None:
+    """Raise BadInput where int4 has no groups for the columns of keys or values."""
+    shape = shape_of(model, stored.name)
+    if dtype == "int4" and shape is not None:
+        try:
+            group_size(shape[stored.order[-1]])
+        except NotApplicable as why:
+            raise BadInput(f"{model.name}: '{stored.name}' has {why}") from None
 
 
 def _node(stored: Stored, owner: str, dtype: str) -> Node:

@@ -13,7 +13,7 @@ from apq_tvm.evaluation.layers import layer_errors
 from apq_tvm.evaluation.simulate import Simulation
 from apq_tvm.formats.scheme import parse_at, parse_scheme
 from apq_tvm.progress import Progress, Silent
-from apq_tvm.quantizers.inputs.cache_balance import balanced
+from apq_tvm.quantizers.inputs.cache_balance import for_caches
 from apq_tvm.quantizers.stored import storage
 from apq_tvm.quantizers.vocabulary import default_types
 from apq_tvm.types import AnyPath, ImportedModel, QuantizedModel
@@ -119,8 +119,8 @@ class SchemeEvaluator:
                 if method == "learned":
                     options["learned"] = _learned(self.file)
             model = self.model
-            if self.file is not None and (self.kv == "i8" or method == "learned"):
-                model, _ = balanced(model, self.file.extra)
+            if self.file is not None:
+                model, _ = for_caches(model, self.file.extra, self.kv, method == "learned")
             learned = options.get("learned")
             first, known = default_types(self.model, parse_scheme(scheme), learned)
             quantized = quantize(

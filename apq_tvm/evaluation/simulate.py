@@ -71,7 +71,7 @@ class Simulation:
     activations : bool
         Round activations where the scheme says so.
     kv : str
-        What a session's caches hold: ``"f32"``, ``"f16"`` or ``"i8"``
+        What a session's caches hold: ``"f32"``, ``"f16"``, ``"i8"`` or ``"i4"``
         (`apq_tvm.evaluation.caches`).
 
     Raises

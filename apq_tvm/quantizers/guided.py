@@ -10,6 +10,7 @@ import numpy as np
 from apq_tvm.codes import keep_codes
 from apq_tvm.errors import BadInput, BadScheme
 from apq_tvm.formats import parse_scheme
+from apq_tvm.formats.caches import is_coded
 from apq_tvm.progress import Progress, Silent
 from apq_tvm.quantizers.budget import (
     BudgetPlan,
@@ -19,7 +20,7 @@ from apq_tvm.quantizers.budget import (
     stored_bits,
 )
 from apq_tvm.quantizers.codebook_file import load_codebooks
-from apq_tvm.quantizers.inputs.cache_balance import balanced, unbalanced
+from apq_tvm.quantizers.inputs.cache_balance import for_caches, joined, passed_over
 from apq_tvm.quantizers.inputs.calibration_file import load
 from apq_tvm.quantizers.inputs.sequential import sequential_calls
 from apq_tvm.quantizers.learn.learned import Learned, from_arrays
@@ -106,7 +107,7 @@ def quantize_guided(
         weights have zero points; layers and tables that `tensor_types` names are not chosen for.
     guidance : Guidance
     kv : str
-        Caches of a session; of ``"i8"`` queries and keys are balanced as the calibration file says.
+        Caches of a session; of codes queries and keys are balanced as the calibration file says.
     pairs : bool
         See `quantize`.
 
@@ -133,10 +134,10 @@ def quantize_guided(
         file = load(guidance.calibration, model)
         calibration, learned = file.calibration, from_arrays(file.extra, file.notes)
         if guidance.codes is not None:
-            if kv == "i8":
-                missing = {**missing, **unbalanced(file.extra, missing)}
-        elif kv == "i8" or guidance.method == "learned":  # what was learned is of balanced rows
-            model, missing = balanced(model, file.extra)
+            if is_coded(kv):
+                missing = joined(missing, passed_over(model, file.extra))
+        else:
+            model, missing = for_caches(model, file.extra, kv, guidance.method == "learned")
     plan: BudgetPlan | None = None
     first: dict[str, str] = {}
     known: dict[str, str] = {}  # schemes of what was learned
@@ -157,23 +158,13 @@ def quantize_guided(
     )  # fmt: skip
     more = dict(missing)
     if plan is not None:
-        for node, error in plan.errors.items():
-            text = f"chosen for {guidance.target_bpw:g} bits per weight, output error {error:.2g}"
-            more[node] = "; ".join(filter(None, (more.get(node, ""), text)))
+        aim = f"chosen for {guidance.target_bpw:g} bits per weight, output error"
+        more = joined(more, {node: f"{aim} {error:.2g}" for node, error in plan.errors.items()})
     else:
         overruled = ruled_layers(model, tensor_types)
-        for node in named(first, model.nodes):
-            if node not in overruled:
-                more[node] = "; ".join(filter(None, (more.get(node, ""), NOTE)))
-    return _noted(quantized, more)
-
-
-def _noted(quantized: QuantizedModel, more: Mapping[str, str]) -> QuantizedModel:
-    """A model with further notes behind those it has."""
-    notes = dict(quantized.notes)
-    for node, text in more.items():
-        notes[node] = "; ".join(filter(None, (notes.get(node, ""), text)))
-    return replace(quantized, notes=notes)
+        chosen = [node for node in named(first, model.nodes) if node not in overruled]
+        more = joined(more, dict.fromkeys(chosen, NOTE))
+    return replace(quantized, notes=joined(quantized.notes, more))
 
 
 def plan_budget(

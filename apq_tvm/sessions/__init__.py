@@ -11,16 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from apq_tvm.errors import BadScheme, NotApplicable
+from apq_tvm.formats.caches import CACHES
 from apq_tvm.sessions.caches import find_pairs, in_place
 from apq_tvm.sessions.feeds import find_feeds
 from apq_tvm.sessions.logits import only_asked
 from apq_tvm.types import QuantizedModel, State
 
-__all__ = ["keep"]
-
-
-CACHES = {"f32": "float32", "f16": "float16", "i8": "int8"}
-"""Types of caches, as users spell them; int8 with one scale for each head and token."""
+__all__ = ["cache_type", "keep"]
 
 
 ON_GPU = ("f32", "f16")
@@ -50,7 +47,7 @@ def keep(quantized: QuantizedModel, cache: str = "float32") -> QuantizedModel:
     quantized : QuantizedModel
         With ``apq.Attention``, ``apq.PackKeys`` and ``apq.PackValues`` (`apq_tvm.launches`).
     cache : str
-        Type of the caches, ``"float32"``, ``"float16"`` or ``"int8"``.
+        Type of the caches, one of those of `apq_tvm.formats.caches.CACHES`.
 
     Returns
     -------

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from apq_tvm.errors import NotApplicable
+from apq_tvm.formats.caches import CODED, check_heads
 from apq_tvm.types import ImportedModel, Node
 
 PACKS = {"apq.PackKeys": "keys", "apq.PackValues": "rows"}
@@ -63,14 +64,15 @@ def in_place(model: ImportedModel, pairs: Sequence[Pair], cache: str) -> list[No
     """The model's nodes with an ``apq.Cache`` for what lays a present as attention reads it.
 
     ``apq.Cache`` has the inputs of what joins past and new. Its attributes are ``orders``, of both
-    to ``[T, B, N, H]``; ``layout``, ``dtype`` and ``total``, the dimension T. Of int8 it has two
-    outputs, scales and codes (`apq_tvm.ops.graph.caches.coded`), and ``apq.Attention`` reads the
-    scales of keys and of values behind both.
+    to ``[T, B, N, H]``; ``layout``, ``dtype`` and ``total``, the dimension T. Of int8 and int4
+    it has two outputs, scales and codes (`apq_tvm.ops.graph.caches.coded`), and ``apq.Attention``
+    reads the scales of keys and of values behind both.
 
     Raises
     ------
     NotApplicable
-        Something else reads a past or a present, or attention reads a cache and what is none.
+        Something else reads a past or a present, attention reads a cache and what is none, or codes
+        are not made of such heads.
     """
     by_present = {pair.present: pair for pair in pairs}
     owners = {pair.past: pair.node.name for pair in pairs}
@@ -91,7 +93,7 @@ def in_place(model: ImportedModel, pairs: Sequence[Pair], cache: str) -> list[No
 
 
 def _read_as_kept(nodes: list[Node], cache: str) -> list[Node]:
-    """Let attention read what ``apq.Cache`` gives: of int8 the scales too."""
+    """Let attention read what ``apq.Cache`` gives: of codes the scales too."""
     caches = {node.outputs[-1]: node for node in nodes if node.op == "apq.Cache"}
     out = []
     for node in nodes:
@@ -100,7 +102,7 @@ def _read_as_kept(nodes: list[Node], cache: str) -> list[Node]:
             keys, values = kept
             if keys is None or values is None:
                 raise NotApplicable(f"'{node.name}' has a cache of keys or of values alone")
-            if cache == "int8":
+            if cache in CODED:
                 scales = (keys.outputs[0], values.outputs[0])
                 node = replace(node, inputs=(*node.inputs[:3], *scales, *node.inputs[3:]))
         out.append(node)
@@ -113,6 +115,9 @@ def _cache(
     order: tuple[int, ...] = tuple(pack.attrs["order"])
     if len(order) != 4 or order[0] != pair.axis:
         raise NotApplicable(f"the cache '{pair.past}' grows along axis {pair.axis}")
+    if dtype in CODED:
+        shape = model.value_specs[pair.present].shape
+        check_heads(shape[order[2]], shape[order[3]], dtype)
     past, new, *start = pair.node.inputs
     new_order: tuple[int, ...] = order
     if pair.node.op == "apq.AppendCache":  # [B, S, N, H] behind [B, N, P, H]
@@ -127,5 +132,5 @@ def _cache(
         "dtype": dtype,
         "total": model.value_specs[pair.present].shape[pair.axis],
     }
-    outputs = (f"{pack.outputs[0]}.scales",) * (dtype == "int8") + tuple(pack.outputs)
+    outputs = (f"{pack.outputs[0]}.scales",) * (dtype in CODED) + tuple(pack.outputs)
     return Node("apq.Cache", pack.name, (past, new, *start), outputs, attrs)

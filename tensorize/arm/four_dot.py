@@ -5,6 +5,8 @@ Source: Arm Architecture Reference Manual, DDI 0487: SDOT (vector).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tvm import tirx
 
 from apq_tvm.tensorize.exprs import Expr, neon
@@ -16,4 +18,5 @@ def _sdot(total: Expr, ready: tuple[Expr, ...], four: Expr) -> Expr:
     return neon("int32x4", "sdot.v4i32.v16i8", total, ready[0], query)
 
 
-SDOT = FourDot("sdot", 4, lambda keys: (keys,), _sdot)
+_PLAIN = FourDot("sdot", 4, lambda keys: (keys,), _sdot)
+SDOT = replace(_PLAIN, plain=_PLAIN)

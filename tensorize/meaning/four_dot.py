@@ -29,6 +29,8 @@ class FourDot:
     offset : int
         What `ready` added to every code of keys: sums are too large by so many times the sum of the
         query's codes.
+    plain : FourDot or None
+        Of keys from 0 to 127: the same sums without an offset.
     """
 
     name: str
@@ -36,3 +38,4 @@ class FourDot:
     ready: Callable[[Expr], tuple[Expr, ...]]
     add: Callable[[Expr, tuple[Expr, ...], Expr], Expr]
     offset: int = 0
+    plain: FourDot | None = None

@@ -2,8 +2,8 @@
 
 Both multiply unsigned by signed bytes. vpdpbusd takes keys + 128, and the sum of the query's codes
 takes that back; vpmaddubsw takes ``|key|`` and the query with the key's sign: two products of at
-most 127 * 127 fit its int16. Source: Intel 64 and IA-32 Architectures Software Developer's Manual,
-volume 2, VPDPBUSD, PMADDUBSW, PSIGNB.
+most 127 * 127 fit its int16. Keys that are never negative need neither. Source: Intel 64 and IA-32
+Architectures Software Developer's Manual, volume 2, VPDPBUSD, PMADDUBSW, PSIGNB.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ def _raised(keys: Expr) -> tuple[Expr, ...]:
     return (tirx.bitwise_xor(codes, splat(0x80, "uint8", size)),)
 
 
+def _unsigned(keys: Expr) -> tuple[Expr, ...]:
+    return (tirx.reinterpret(f"uint8x{lanes_of(keys)}", keys),)
+
+
 def _dpbusd(total: Expr, ready: tuple[Expr, ...], four: Expr) -> Expr:
     return vpdpbusd(total, ready[0], _four(four, lanes_of(total)))
 
@@ -41,6 +45,17 @@ def _maddubs(total: Expr, ready: tuple[Expr, ...], four: Expr) -> Expr:
     return total + widened(maddubs(magnitude, signed))
 
 
-VPDPBUSD512 = FourDot("vpdpbusd512", 16, _raised, _dpbusd, 128)
-VPDPBUSD256 = FourDot("vpdpbusd256", 8, _raised, _dpbusd, 128)
-MADDUBS = FourDot("maddubs", 8, _signed, _maddubs)
+def _plain_maddubs(total: Expr, ready: tuple[Expr, ...], four: Expr) -> Expr:
+    return total + widened(maddubs(ready[0], _four(four, 8)))
+
+
+def _by_dpbusd(lanes: int) -> FourDot:
+    name = f"vpdpbusd{32 * lanes}"
+    plain = FourDot(name, lanes, _unsigned, _dpbusd)
+    return FourDot(name, lanes, _raised, _dpbusd, 128, plain)
+
+
+VPDPBUSD512, VPDPBUSD256 = map(_by_dpbusd, (16, 8))
+MADDUBS = FourDot(
+    "maddubs", 8, _signed, _maddubs, plain=FourDot("maddubs", 8, _unsigned, _plain_maddubs)
+)

@@ -7,9 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from apq_tvm.formats.caches import group_size
 from apq_tvm.ops.graph.attention import FOURS, PACK, attention
+from apq_tvm.ops.graph.caches.coded import coded_shapes
 
 LOWEST = np.finfo(np.float32).min
+
+NO_NUMBER = 0x7FC0
+"""A bfloat16 that is none."""
 
 
 def mask_of(kind: str, batch: int, queries: int, tokens: int) -> Any:
@@ -50,12 +55,53 @@ def in_fours(codes: Any) -> Any:
 
 
 def by_blocks(scales: Any) -> Any:
-    """Scales [T, B, N] as ``[ceil(T / 16), B, N, 16]``; NaN where nothing may be read."""
+    """Scales [T, B, N, ..] as ``[ceil(T / 16), B, N, .., 16]``; NaN where nothing may be read."""
     tokens, *rest = scales.shape
     blocks = -(-tokens // PACK)
-    packed = np.full((blocks * PACK, *rest), np.nan, np.float32)
+    nothing = NO_NUMBER if scales.dtype == np.uint16 else np.nan
+    packed = np.full((blocks * PACK, *rest), nothing, scales.dtype)
     packed[:tokens] = scales
-    return packed.reshape(blocks, PACK, *rest).transpose(0, 2, 3, 1).copy()
+    return np.moveaxis(packed.reshape(blocks, PACK, *rest), 1, -1).copy()
+
+
+def nibbles(rows: Any) -> tuple[Any, Any, Any]:
+    """int4 codes [.., H] of rows; bfloat16 [.., 2 groups] of their scales and leasts; floats."""
+    size = group_size(rows.shape[-1])
+    x = rows.reshape(*rows.shape[:-1], -1, size)
+    low, high = x.min(-1, keepdims=True), x.max(-1, keepdims=True)
+    least = _upper(low, low < 0)
+    base = floats_of(least)
+    scale = _upper((high - base) * np.float32(1 / 15), True)
+    step = floats_of(scale)
+    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 1e-35)
+    codes = np.clip(np.rint((x - base) * inverse), 0, 15).astype(np.uint8)
+    spans = np.stack([scale[..., 0], least[..., 0]], -1)
+    spans = spans.reshape(*rows.shape[:-1], -1)
+    return codes.reshape(rows.shape), spans, (codes * step + base).reshape(rows.shape)
+
+
+def _upper(floats: Any, away: Any) -> Any:
+    bits = floats.astype(np.float32).view(np.uint32)
+    return (np.where(away, bits + np.uint32(0xFFFF), bits) >> 16).astype(np.uint16)
+
+
+def floats_of(halves: Any) -> Any:
+    """What bfloat16 is."""
+    return (halves.astype(np.uint32) << 16).view(np.float32)
+
+
+def keys_in_pairs(codes: Any) -> Any:
+    """int4 codes [T, B, N, H] as keys are packed; garbage where nothing may be read."""
+    eights = codes.reshape(*codes.shape[:-1], -1, 2, FOURS)
+    pairs = eights[..., 0, :] | eights[..., 1, :] << 4
+    return in_fours(pairs.reshape(*codes.shape[:-1], -1).view(np.int8)).view(np.uint8)
+
+
+def values_in_pairs(codes: Any) -> Any:
+    """int4 codes [T, B, N, H] as values lie."""
+    half = group_size(codes.shape[-1]) // 2
+    groups = codes.reshape(*codes.shape[:-1], -1, 2, half)
+    return (groups[..., 0, :] | groups[..., 1, :] << 4).reshape(*codes.shape[:-1], -1)
 
 
 class Problem:
@@ -69,18 +115,21 @@ class Problem:
         self.dtype, self.masked, self.softcap = dtype, masked, softcap
         self.sink, self.zero_masked = sink, zero_masked
         self.rounds_q = False
-        """Whether int8 keys are multiplied by codes of q."""
+        """Whether codes of keys are multiplied by codes of q."""
 
     def func(self) -> Any:
         """The PrimFunc of q [B, S, N, H] and values [T, B, Nkv, Hv]."""
         keys, scales = ("C", "B", self.heads, self.size, PACK), ()
-        if self.dtype == "int8":
-            keys = (*keys[:3], -(-self.size // FOURS), PACK * FOURS)
-            scales = (("C", "B", self.heads, PACK),) * 2
+        values = ("T", "B", self.heads, self.width)
+        if self.dtype in ("int8", "int4"):
+            dims = [("C", "T", "B", self.heads, columns) for columns in (self.size, self.width)]
+            keys, key_scales = coded_shapes(dims[0], "keys", self.dtype)
+            values, value_scales = coded_shapes(dims[1], "rows", self.dtype)
+            scales = (key_scales, value_scales)
         return attention(
             ("B", "S", self.group * self.heads, self.size),
             keys,
-            ("T", "B", self.heads, self.width),
+            values,
             ("B", 1, "S", "T") if self.masked else None,
             order=(0, 2, 1, 3), order_out=(0, 2, 1, 3), scale=self.size**-0.5, dtype=self.dtype,
             softcap=self.softcap, sink=self.sink, zero_masked=self.zero_masked, scales=scales,
@@ -93,7 +142,7 @@ class Problem:
             return rng.standard_normal(shape).astype(np.float32)
 
         q = normal(batch, queries, self.group * self.heads, self.size)
-        kept = "float32" if self.dtype == "int8" else self.dtype
+        kept = "float32" if self.dtype in ("int8", "int4") else self.dtype
         k = normal(tokens, batch, self.heads, self.size).astype(kept)
         v = normal(tokens, batch, self.heads, self.width).astype(kept)
         return q, k, v, normal(self.group * self.heads)
@@ -116,6 +165,10 @@ class Problem:
         if self.dtype == "int8":
             (k, key_scales), (v, value_scales) = coded(k), coded(v)
             return in_fours(k), v, by_blocks(key_scales), by_blocks(value_scales)
+        if self.dtype == "int4":
+            (k, key_spans, _), (v, value_spans, _) = nibbles(k), nibbles(v)
+            spans = by_blocks(key_spans), by_blocks(value_spans)
+            return keys_in_pairs(k), values_in_pairs(v), *spans
         tokens = len(k)
         blocks = -(-tokens // PACK)
         packed = np.full((blocks * PACK, *k.shape[1:]), np.nan, self.dtype)
@@ -129,6 +182,8 @@ class Problem:
         if self.dtype == "int8":
             (k, key_scales), (v, value_scales) = coded(k), coded(v)
             k, v = k * key_scales[..., None], v * value_scales[..., None]
+        if self.dtype == "int4":
+            k, v = nibbles(k)[-1], nibbles(v)[-1]
         if self.rounds_q:
             scale = np.float32(self.size**-0.5)
             q, steps = coded(q * scale)

@@ -23,10 +23,9 @@ CONFIG = smollm2.Config(
 )
 
 
-def weights() -> dict[str, NDArray[np.float32]]:
+def weights(c: smollm2.Config = CONFIG) -> dict[str, NDArray[np.float32]]:
     """The weights, by Hugging Face's names."""
     rng = np.random.default_rng(0)
-    c = CONFIG
     sizes = {
         "self_attn.q_proj": (c.width, c.width),
         "self_attn.k_proj": (c.kv_heads * c.head_width, c.width),

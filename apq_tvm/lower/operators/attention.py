@@ -13,6 +13,7 @@ from typing import Any
 from tvm import relax, sym, te, tirx
 
 from apq_tvm.errors import NotApplicable
+from apq_tvm.formats.caches import CODED
 from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.operators.linear import known_shape
 from apq_tvm.lower.operators.nodes import Shapes, call, convert_matmul, convert_softmax, same
@@ -56,9 +57,9 @@ class AttentionLowering:
         attention = cached_operators(self._profile)["apq.Attention"]
         shapes = Shapes(node)
         args = [value for value in inputs if value is not None]
-        sink, dtype = bool(node.attrs.get("sink")), str(args[1].ty.dtype)
+        sink, dtype = bool(node.attrs.get("sink")), _kept_type(args[1])
         of = [shapes.of(value) for value in args[: len(args) - sink]]  # a sink's follows from heads
-        scales = of[3:5] if dtype == "int8" else []
+        scales = of[3:5] if dtype in CODED else []
         given = [*of[:3], *of[3 + len(scales) :]]
         coded = {"scales": scales} if scales else {}
         try:
@@ -101,6 +102,12 @@ def convert_pack_values(bb: relax.BlockBuilder, node: Node, inputs: Sequence[Any
     return relax.op.permute_dims(inputs[0], node.attrs["order"])
 
 
+def _kept_type(keys: Any) -> str:
+    """Of keys and values, which lie in bytes where they are int4."""
+    dtype = str(keys.ty.dtype)
+    return next((name for name, (lies, _) in CODED.items() if lies == dtype), dtype)
+
+
 class Unpacked:
     """Attention over packed keys as Relax's own operators, of caches too.
 
@@ -123,9 +130,9 @@ class Unpacked:
         return self._bb.emit(reshape(x, extents))
 
     def result(self, args: Sequence[Any]) -> Any:
-        """What the kernel would give for q, keys, values, scales of int8, a mask and sinks."""
+        """What the kernel would give for q, keys, values, scales of codes, a mask and sinks."""
         emit, attrs = self._bb.emit, self._node.attrs
-        coded = str(args[1].ty.dtype) == "int8"
+        coded = _kept_type(args[1]) in CODED
         scales, rest = (args[3:5], args[5:]) if coded else ((), args[3:])
         masks, sinks = (rest[:-1], rest[-1:]) if attrs.get("sink") else (rest, rest[:0])
         q = emit(relax.op.permute_dims(args[0], list(attrs["order"])))
@@ -148,7 +155,7 @@ class Unpacked:
     def _floats(self, keys: Any, values: Any, scales: Sequence[Any], size: Any) -> tuple[Any, Any]:
         """Both as float32 ``[T, B, Nkv, H]``."""
         shapes, order = Shapes(self._node), self._node.attrs["order_values"]
-        dtype = str(keys.ty.dtype)
+        dtype = _kept_type(keys)
         of_keys, of_values = shapes.of(keys), shapes.of(values)
         by = tuple(shapes.of(scale) for scale in scales) or (None, None)
         func = unpacked_values(of_values, order, dtype, by[1])

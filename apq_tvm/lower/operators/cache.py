@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import relax, sym
 
+from apq_tvm.formats.caches import CODED
 from apq_tvm.lower.dims import Dims
 from apq_tvm.lower.operators.nodes import Shapes
 from apq_tvm.lower.relax_import import Convert
@@ -29,10 +30,11 @@ def cache_converter(dims: Dims, profile: DeviceProfile) -> Convert:
         total, kept = dims(attrs["total"]), dims(KEPT)
         _, batch, heads, width = (shapes.extent(past[axis]) for axis in orders[0])
         blocks = sym.Analyzer().simplify((total + PACK - 1) // PACK)
-        if dtype == "int8":
-            func = coded_cache(past, new, orders, layout, starts=len(args) > 2)
-            codes, scales = coded_shapes((blocks, total, batch, heads, width), layout)
-            out = [relax.TensorType(scales, "float32"), relax.TensorType(codes, dtype)]
+        if dtype in CODED:
+            func = coded_cache(past, new, orders, layout, starts=len(args) > 2, dtype=dtype)
+            shapes_of = coded_shapes((blocks, total, batch, heads, width), layout, dtype)
+            types = zip(shapes_of, CODED[dtype], strict=True)
+            out = [relax.TensorType(shape, kind) for shape, kind in types][::-1]
         else:
             func = cache(past, new, orders, layout, dtype, starts=len(args) > 2)
             packed = [blocks, batch, heads, width, PACK]

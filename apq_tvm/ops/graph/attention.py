@@ -17,6 +17,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as b
 
 from apq_tvm.errors import NotApplicable
+from apq_tvm.formats.caches import CODED, WIDEST, group_size
 from apq_tvm.ops.blocks import argument
 from apq_tvm.ops.graph.shapes import Dim, Symbols
 from apq_tvm.ops.graph.softmax import broadcast_index
@@ -27,9 +28,6 @@ PACK = 16
 
 FOURS = 4
 """Columns of a token side by side in packed keys of int8, as products of bytes take them."""
-
-WIDEST = 512
-"""Columns of a head of keys or of values: a tile's rows of them lie on the stack."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,9 @@ class Attended:
     zero_masked, masked, sink : bool
         Of the function's arguments; the last two whether they are there.
     coded : bool
-        Whether keys and values are int8, and their scales arguments.
+        Whether keys and values are codes, and their scales arguments.
+    nibbles : bool
+        Whether these are of int4, two of them a byte.
     """
 
     order: tuple[int, ...]
@@ -59,12 +59,14 @@ class Attended:
     masked: bool
     sink: bool
     coded: bool = False
+    nibbles: bool = False
 
     def told(self) -> dict[str, Any]:
         """What the attribute says; of floats the same as ever."""
         fields = asdict(self)
-        if not self.coded:
-            del fields["coded"]
+        for name in ("coded", "nibbles"):
+            if not fields[name]:
+                del fields[name]
         return fields
 
     @classmethod
@@ -101,10 +103,10 @@ def attention(
     q : sequence of int or str
         Shape as stored, float32; strings are dynamic dimensions.
     keys : sequence of int or str
-        ``[ceil(T / 16), B, Nkv, H, 16]`` of `dtype`; lanes past T hold anything. Of int8
-        ``[ceil(T / 16), B, Nkv, ceil(H / 4), 64]`` (`apq_tvm.ops.graph.caches.coded`).
+        ``[ceil(T / 16), B, Nkv, H, 16]`` of `dtype`; lanes past T hold anything. Of int8 and int4
+        as `apq_tvm.ops.graph.caches.coded.coded_shapes` has them.
     values : sequence of int or str
-        As stored, of `dtype`; no value past T is read.
+        As stored, of `dtype`, of int4 as there; no value past T is read.
     mask : sequence of int or str, optional
         float32; added to scores, broadcasts to the logical ``[*batch, S, T]`` of q.
     order : sequence of int
@@ -119,10 +121,10 @@ def attention(
     zero_masked, sink : bool
         A row whose scores are all -inf is 0 instead of NaN; there is float32 [N], a score per head
         that has no value (arXiv:2309.17453).
-    dtype : {"float32", "float16", "int8"}
+    dtype : {"float32", "float16", "int8", "int4"}
         Of keys and values.
     scales : two sequences of int or str
-        Of int8: shapes of the scales of keys and of values, ``[ceil(T / 16), B, Nkv, 16]``.
+        Shapes of what scales keys and values that are codes, as there.
 
     Returns
     -------
@@ -136,25 +138,39 @@ def attention(
     """
     logical = [q[p] for p in order]
     spread = [values[p] for p in order_values]
-    coded = dtype == "int8"
-    _check_scales(keys, scales, dtype)
-    group, width = _group(logical, keys, spread, FOURS if coded else 1), spread[-1]
+    nibbles = dtype == "int4"
+    if nibbles:
+        spread[-1] *= 2
+    _check_scales(keys, scales, dtype, (logical[-1], spread[-1]))
+    group, width = _group(logical, keys, spread, dtype), spread[-1]
     result = [*logical[:-1], width]
     if order_out[-1] != len(result) - 1 or order_values[-1] != len(values) - 1:
         raise NotApplicable("columns of values are not the last axis of values and result")
     if mask is not None:
         _check_mask((*logical[:-1], spread[0]), mask)
     orders = (tuple(order), tuple(order_out), tuple(order_values))
-    spec = Attended(*orders, group, scale, softcap, zero_masked, mask is not None, sink, coded)
-    operands = {"q": (q, "float32"), "keys": (keys, dtype), "values": (values, dtype)}
-    for name, shape in zip(("key_scales", "value_scales"), scales, strict=False):
-        operands[name] = (shape, "float32")
-    if mask is not None:
-        operands["mask"] = (mask, "float32")
+    there = (mask is not None, sink)
+    spec = Attended(*orders, group, scale, softcap, zero_masked, *there, dtype in CODED, nibbles)
+    operands = _operands(q, (keys, values), scales, mask, dtype)
     if sink:
         operands["sink"] = ((int(keys[2]) * group,), "float32")
     operands["y"] = ([result[p] for p in order_out], "float32")
     return _declared(operands, spec, _work(int(logical[-1]), width, order_values))
+
+
+def _operands(
+    q: Sequence[Dim],
+    kept: Sequence[Sequence[Dim]],
+    scales: Sequence[Sequence[Dim]],
+    mask: Sequence[Dim] | None,
+    dtype: str,
+) -> dict[str, tuple[Sequence[Dim], str]]:
+    """By name: shapes and types of q, of what caches hold and of a mask."""
+    lies, scaled = CODED.get(dtype, (dtype, ""))
+    found = {"q": (q, "float32"), "keys": (kept[0], lies), "values": (kept[1], lies)}
+    named = zip(("key_scales", "value_scales"), scales, strict=False)
+    found |= {name: (shape, scaled) for name, shape in named}
+    return found if mask is None else {**found, "mask": (mask, "float32")}
 
 
 def _declared(
@@ -172,11 +188,15 @@ def _declared(
     return builder.get()
 
 
-def _check_scales(keys: Sequence[Dim], scales: Sequence[Sequence[Dim]], dtype: str) -> None:
-    if (dtype == "int8") != (len(scales) == 2):
+def _check_scales(
+    keys: Sequence[Dim], scales: Sequence[Sequence[Dim]], dtype: str, columns: Sequence[Dim]
+) -> None:
+    """What scales keys and values, of `columns`, is as many as they are."""
+    if (dtype in CODED) != (len(scales) == 2):
         raise NotApplicable(f"keys of {dtype} with {len(scales)} scales")
-    for shape in scales:
-        if tuple(shape[1:]) != (*keys[1:3], PACK):
+    for shape, each in zip(scales, columns, strict=False):
+        groups = (2 * int(each) // group_size(each),) if dtype == "int4" else ()
+        if tuple(shape[1:]) != (*keys[1:3], *groups, PACK):
             raise NotApplicable(f"scales {tuple(shape)} and keys {tuple(keys)} do not match")
 
 
@@ -196,14 +216,11 @@ def _check_mask(scores: Sequence[Dim], mask: Sequence[Dim]) -> None:
         raise NotApplicable(f"mask {tuple(mask)} has no column for each key")
 
 
-def _group(
-    logical: Sequence[Dim], keys: Sequence[Dim], values: Sequence[Dim], together: int
-) -> int:
-    """Heads of q that share a head of keys, where everything matches.
-
-    `together` are the columns that keys have side by side.
-    """
-    if len(keys) != 5 or keys[4] != PACK * together or len(values) not in (3, 4):
+def _group(logical: Sequence[Dim], keys: Sequence[Dim], values: Sequence[Dim], dtype: str) -> int:
+    """Heads of q that share a head of keys, where everything matches."""
+    beside = FOURS if dtype in CODED else 1
+    together = 2 * beside if dtype == "int4" else beside  # columns in an element of keys' 4th axis
+    if len(keys) != 5 or keys[4] != PACK * beside or len(values) not in (3, 4):
         raise NotApplicable(f"keys {tuple(keys)} and values {tuple(values)} are not packed")
     _, batch, heads, size, _ = keys
     if together > 1 and isinstance(logical[-1], int) and -(-logical[-1] // together) == size:

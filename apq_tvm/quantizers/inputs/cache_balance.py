@@ -1,4 +1,4 @@
-"""Factors of the rows that make queries and keys, so that an int8 cache costs less: applied.
+"""Factors of the rows that make queries and keys, so that a cache of codes costs less: applied.
 
 ``apq_tvm.evaluation.cache_balance`` finds them (ABQ-LLM, arXiv:2408.08554, balances Q and K in the
 same way): a row of keys is divided by what the row of queries that meets it is multiplied by, so
@@ -12,14 +12,18 @@ from collections.abc import Mapping
 import numpy as np
 
 from apq_tvm.errors import BadInput
+from apq_tvm.formats.caches import is_coded
+from apq_tvm.quantizers.inputs.cache_centres import centred, layers_of
 from apq_tvm.quantizers.inputs.folds import replace_weights
 from apq_tvm.types import Array, ImportedModel
 
 PREFIX = "caches."
 """Of a calibration file's arrays: ``caches.<layer>``, float32 [N]."""
 
-NOTE = "rows balanced for int8 caches"
-PASSED_OVER = "rows not balanced for int8 caches: codes of --codes are of rows as they were"
+NOTE = "rows balanced for caches of codes"
+PASSED_OVER = (
+    "neither balanced nor centred for caches of codes: codes of --codes are of rows as they were"
+)
 
 
 def balanced(
@@ -65,7 +69,33 @@ def balanced(
     return (replace_weights(model, changes, "balanced") if changes else model), notes
 
 
-def unbalanced(arrays: Mapping[str, Array], notes: Mapping[str, str]) -> dict[str, str]:
-    """`notes` of the layers that have factors, with why these are passed over."""
-    names = [key.removeprefix(PREFIX) for key in arrays if key.startswith(PREFIX)]
-    return {name: "; ".join(filter(None, (notes.get(name, ""), PASSED_OVER))) for name in names}
+def for_caches(
+    model: ImportedModel, arrays: Mapping[str, Array], kv: str, learned: bool
+) -> tuple[ImportedModel, dict[str, str]]:
+    """A model as caches of type `kv` want it, by a calibration file's arrays.
+
+    Rows are balanced for caches of codes and wherever codes were `learned`, as these are of such
+    rows; keys are centred for caches of codes. See `balanced` and
+    `apq_tvm.quantizers.inputs.cache_centres.centred`.
+    """
+    coded, notes = is_coded(kv), dict[str, str]()
+    if coded or learned:
+        model, notes = balanced(model, arrays)
+    if coded:
+        model, more = centred(model, arrays)
+        notes = joined(notes, more)
+    return model, notes
+
+
+def passed_over(model: ImportedModel, arrays: Mapping[str, Array]) -> dict[str, str]:
+    """Layer that has factors, or makes keys that have a constant → why these are not applied."""
+    layers = {key.removeprefix(PREFIX) for key in arrays if key.startswith(PREFIX)}
+    return dict.fromkeys(layers | {*layers_of(model, arrays).values()}, PASSED_OVER)
+
+
+def joined(notes: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
+    """Notes by layer, `more` behind those that there are."""
+    found = dict(notes)
+    for layer, note in more.items():
+        found[layer] = "; ".join(filter(None, (found.get(layer, ""), note)))
+    return found

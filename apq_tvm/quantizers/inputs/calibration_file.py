@@ -23,7 +23,7 @@ from apq_tvm.types import AnyPath, Array, Calibration, ImportedModel, LayerStats
 
 VERSION = "1"
 
-KEPT = ("learned.", "caches.")
+KEPT = ("learned.", "caches.", "centres.")
 """Of what others keep in a file: `CalibrationFile.extra`."""
 
 
@@ -35,7 +35,7 @@ class CalibrationFile:
     ----------
     calibration : Calibration
     extra : mapping of str to ndarray
-        Arrays whose names start with ``learned.`` or ``caches.``.
+        Arrays whose names start with one of `KEPT`.
     notes : mapping of str to str
         Metadata of `extra` and of how the file was made.
     """

@@ -12,6 +12,7 @@ from typing import Any
 
 from apq_tvm.errors import BadInput
 from apq_tvm.extras import require
+from apq_tvm.formats.caches import group_size
 from apq_tvm.onnx_import.symbolic.dims import evaluate
 
 require("torch")
@@ -214,12 +215,32 @@ def _constant_of_shape(attrs: Attrs, shape: Tensor) -> Tensor:
 
 
 def _round_cache(attrs: Attrs, x: Tensor) -> Tensor:
-    """What a cache of a type holds: of int8 with one scale along an axis."""
+    """What a cache of a type holds: of int8 with one scale along an axis, of int4 in groups."""
+    if attrs["dtype"] == "int4":
+        return _round_groups(x.movedim(attrs["axis"], -1)).movedim(-1, attrs["axis"])
     if attrs["dtype"] != "int8":
         return x.to(dtype_named(attrs["dtype"])).to(x.dtype)
     top = x.abs().amax(attrs["axis"], keepdim=True)
     inverse = torch.where(top < 2.0**-100, 0.0, 127 / top)
     return (x * inverse).round().clamp(-127, 127) * (top / 127)
+
+
+def _round_groups(x: Tensor) -> Tensor:
+    """int4 along the last axis, as `apq_tvm.ops.graph.caches.coded` has it."""
+    groups = x.unflatten(-1, (-1, group_size(x.shape[-1])))
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    least = _bfloat16(low, low < 0)
+    scale = _bfloat16((high - least) * (1 / 15), torch.ones_like(low, dtype=torch.bool))
+    inverse = torch.where(scale < 1e-35, 0.0, 1 / scale)
+    codes = ((groups - least) * inverse).round().clamp(0, 15)
+    return (codes * scale + least).flatten(-2)
+
+
+def _bfloat16(x: Tensor, away: Tensor) -> Tensor:
+    """The nearest one away from zero, or towards it."""
+    bits = x.contiguous().view(torch.int32)
+    bits = torch.where(away & x.isfinite(), bits + 0xFFFF, bits)
+    return (bits >> 16 << 16).view(torch.float32)
 
 
 def _append_cache(attrs: Attrs, past: Tensor, new: Tensor, start: Tensor) -> Tensor:

@@ -11,6 +11,12 @@ from tvm import tirx
 from apq_tvm.ops import math
 from apq_tvm.ops.graph.attention import PACK
 from apq_tvm.ops.graph.softmax import LOWEST
+from apq_tvm.schedules.graph.attention.nibbles import (
+    decoded_value,
+    nibble_scores,
+    value_runs,
+    value_spans,
+)
 from apq_tvm.schedules.graph.attention.products import (
     Sums,
     as_float,
@@ -48,17 +54,18 @@ class Block:
     scratch : Scratch
     count, used : Expr
         Register tiles and rows that there are.
-    keys, values, scales : Expr
-        Where those of the task's head begin; scales are those of int8 keys and values.
+    keys, values, scales, spans : Expr
+        Where those of the task's head begin; scales are those of int8 keys and values, or of int4
+        keys, and spans of int4 values.
     """
 
     def __init__(
         self, p: Problem, rows: Rows, scratch: Scratch, count: Expr, used: Expr, keys: Expr,
-        values: Expr, scales: Expr = None,
+        values: Expr, scales: Expr = None, spans: Expr = None,
     ) -> None:  # fmt: skip
         self.p, self.rows, self.s = p, rows, scratch
         self.count, self.used = count, used
-        self.keys, self.values, self.scales = keys, values, scales
+        self.keys, self.values, self.scales, self.spans = keys, values, scales, spans
 
     def whole(self, number: Expr) -> Stmt:
         """Block `number`, of 64 keys."""
@@ -90,6 +97,8 @@ class Block:
         parts.append(loop(self.count, tile))
         parts += self._softmax(number, vectors, rest)
         keys = i64(BLOCK) if rest is None else rest
+        if p.spec.nibbles:
+            parts.append(value_spans(p, s, number, self.spans, vectors))
         parts.append(loop(self.count, lambda i: self._weigh(i * rows, number, keys)))
         return tirx.stmt_seq(*parts)
 
@@ -146,9 +155,14 @@ class Block:
         step = p.key_steps[0]
         blocks = [first + c * i64(vectors) + i64(v) for v in range(vectors)]
         binds, bases = slots([self.keys + block * step for block in blocks], "keys_at")
-        if p.spec.coded:
+        at = [self.scales + block * p.scale_steps[0] for block in blocks] if p.spec.coded else []
+        scaled = p.spec.coded and not p.spec.nibbles
+        if p.spec.nibbles:
+            more, at = slots(at, "scales_at")
+            summed, of = nibble_scores(p, s, row, rows, bases, at)
+            parts = [*binds, *more, *summed]
+        elif scaled:
             summed, of = coded_scores(p, s, row, rows, bases)
-            at = [self.scales + block * p.scale_steps[0] for block in blocks]
             more, scales = slots([s.load(p.key_scales, a, PACK) for a in at], "key_scale")
             parts = [*binds, *summed, *more]
         else:
@@ -156,7 +170,7 @@ class Block:
             parts = [*summed[:1], *binds, *summed[1:]]
         for r in range(rows):
             for v in range(vectors):
-                value = of(r, v) * scales[v] if p.spec.coded else of(r, v)
+                value = of(r, v) * scales[v] if scaled else of(r, v)
                 to = (row + i64(r)) * i64(BLOCK) + (c * i64(vectors) + i64(v)) * i64(PACK)
                 parts.append(s.store(s.scores, to, value, PACK))
         return tirx.stmt_seq(*parts)
@@ -240,7 +254,7 @@ class Block:
             parts += binds
             binds, (value,) = slots([value], "weight")
             weights.append(value)
-            if self.p.spec.coded:
+            if self.p.spec.coded and not self.p.spec.nibbles:
                 block = number * i64(VECTORS) + i64(v)
                 place = self.scales + block * self.p.scale_steps[0]
                 value = value * s.load(self.p.value_scales, place, PACK)
@@ -261,7 +275,7 @@ class Block:
     def _weigh(self, row: Expr, number: Expr, keys: Expr) -> Stmt:
         """What a register tile's rows weigh, times the values, to their sums."""
         vectors = self.rows.vectors
-        columns = runs(self.p.width)
+        columns = (value_runs if self.p.spec.nibbles else runs)(self.p.width)
         whole = [columns[i : i + vectors] for i in range(0, len(columns), vectors)]
         return tirx.stmt_seq(*(self._columns(row, number, keys, part) for part in whole))
 
@@ -292,7 +306,11 @@ class Block:
         def key(t: Expr) -> Stmt:
             at = self.values + (number * i64(BLOCK) + t) * p.value_steps[0]
             binds, (base,) = slots([at], "value_at")
-            loads = [as_float(s.load(p.values, base + i64(begin), lanes)) for begin, lanes in part]
+            if p.spec.nibbles:
+                loads = [decoded_value(p, s, base, t, begin) for begin, _ in part]
+            else:
+                at = [(base + i64(begin), lanes) for begin, lanes in part]
+                loads = [as_float(s.load(p.values, *place)) for place in at]
             factors = [s.load(s.scores, (row + i64(r)) * i64(BLOCK) + t) for r in range(rows)]
             return tirx.stmt_seq(*binds, multiply(acc, factors, loads))
 

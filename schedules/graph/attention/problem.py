@@ -55,8 +55,10 @@ class Problem:
     value_scales: Any = None
     scale_steps: tuple[Expr, ...] = ()
     """Of 16 tokens, batch, head."""
+    span_steps: tuple[Expr, ...] = ()
+    """Likewise, of values that are int4."""
     dot: FourDot | None = None
-    """What multiplies int8 keys as they are; without it they become floats."""
+    """What multiplies codes of keys as they are; without it they become floats."""
 
     def parts(self, rows: Rows) -> Expr:
         """How many parts of so many blocks the keys are."""
@@ -92,9 +94,11 @@ def read_problem(
         made, vector_bytes,
     )  # fmt: skip
     if scales:
-        steps = strides(scales[0][0].shape)
+        steps, other = (strides(scale.shape)[:3] for scale, _ in scales)
         by_scale = {"key_scales": scales[0][1], "value_scales": scales[1][1]}
-        problem = replace(problem, **by_scale, scale_steps=tuple(steps[:3]), dot=dot)
+        problem = replace(problem, **by_scale, dot=dot, scale_steps=tuple(steps))
+        if spec.nibbles:
+            problem = replace(problem, span_steps=tuple(other))
     return declared, problem
 
 

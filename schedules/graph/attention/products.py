@@ -1,4 +1,5 @@
-"""Register tiles of attention: products of rows with vectors of floats, or of int8 keys."""
+"""Register tiles of attention: products of rows with vectors of floats, or of int8 keys; those of
+int4 are in `apq_tvm.schedules.graph.attention.nibbles`."""
 
 from __future__ import annotations
 

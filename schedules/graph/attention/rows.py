@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import sym, tirx
 
+from apq_tvm.formats.caches import group_size
 from apq_tvm.ops.graph.attention import PACK
 from apq_tvm.ops.graph.shapes import stored_index
 from apq_tvm.schedules.graph.attention.block import Block
 from apq_tvm.schedules.graph.attention.codes import coded_row
 from apq_tvm.schedules.graph.attention.made import Made, in_vectors
+from apq_tvm.schedules.graph.attention.nibbles import row_sums
 from apq_tvm.schedules.graph.attention.problem import Problem
 from apq_tvm.schedules.graph.attention.scratch import (
     BLOCK,
@@ -38,7 +40,9 @@ class Task:
     ) -> None:
         self.p, self.rows, self.batch, self.head, self.first = p, rows, batch, head, first
         self.whole = whole
-        self.scratch = Scratch.of(rows, p.columns, p.width, p.dot is not None)
+        nibbles = p.spec.nibbles
+        groups = tuple(n // group_size(n) for n in (p.size, p.width)) if nibbles else ()
+        self.scratch = Scratch.of(rows, p.columns, p.width, p.dot is not None, groups)
 
         self.used: Expr = None
         self.count: Expr = None
@@ -56,6 +60,8 @@ class Task:
         bases = [key_at, value_at]
         if p.scale_steps:
             bases.append(self.batch * p.scale_steps[1] + self.head * p.scale_steps[2])
+        if p.span_steps:
+            bases.append(self.batch * p.span_steps[1] + self.head * p.span_steps[2])
         binds, bases = slots(bases, "base")
         self.block = Block(p, self.rows, s, self.count, self.used, *bases)
         return [
@@ -155,6 +161,8 @@ class Task:
             parts.append(s.store(s.q, r * i64(p.columns) + i64(p.size + begin), zero, lanes))
         if p.dot is not None:
             parts += self._rounded(r, p.dot)
+        if p.spec.nibbles:
+            parts += row_sums(p, s, r)
         if p.mask is not None:
             parts.append(s.store(s.hidden, r, self._offset(p.mask_steps, query, head)))
         return tirx.stmt_seq(*parts, s.store(s.before, r, f32(-float("inf"))))
@@ -193,6 +201,8 @@ class Task:
         """Codes of a row of q, and what its sums with int8 keys begin with."""
         p, s, at = self.p, self.scratch, r * i64(self.p.columns)
         parts, scale, codes = coded_row(s.q, at, s.codes, at, p.columns)
+        if p.spec.nibbles:
+            return [*parts, s.store(s.steps, r, scale)]
         more, whole = across(add, codes)
         offset = whole * i32(-dot.offset)
         return [*parts, *more, s.store(s.steps, r, scale), s.store(s.offsets, r, offset)]

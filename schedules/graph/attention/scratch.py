@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -93,17 +93,24 @@ class Scratch:
     """What a product of a row's codes is worth, but for the key's scale."""
     offsets: Any = None
     """What its sums begin with."""
+    q_sums: Any = None
+    """What its groups of columns add up to, where keys are int4."""
+    spans: Any = None
+    """Scales and leasts of a block's int4 values."""
 
     @classmethod
-    def of(cls, rows: Rows, size: int, width: int, coded: bool = False) -> Scratch:
-        """For so many rows of `size` columns, of values of `width`; with codes of q if `coded`."""
+    def of(
+        cls, rows: Rows, size: int, width: int, coded: bool = False, groups: tuple[int, ...] = ()
+    ) -> Scratch:
+        """For so many rows of `size` columns, of values of `width`; with codes of q if `coded`, and
+        with what int4 keys and values of so many `groups` need."""
         count = rows.rows * rows.tiles
         padded = -(-count // PACK) * PACK
 
         def buffer(name: str, extent: int, dtype: str = "float32") -> Any:
             return tirx.decl_buffer((extent,), dtype, name)
 
-        return cls(
+        made = cls(
             buffer("q_rows", count * size),
             buffer("scores", count * BLOCK),
             buffer("total", count * width),
@@ -125,6 +132,10 @@ class Scratch:
                 else ()
             ),
         )
+        if not groups:
+            return made
+        sums, spans = buffer("q_sums", count * groups[0]), buffer("spans", 2 * BLOCK * groups[1])
+        return replace(made, q_sums=sums, spans=spans)
 
     @property
     def buffers(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Sessions with int8 caches on 64-bit Arm, in C under qemu: a library for several devices."""
+"""Sessions with int8 and int4 caches on 64-bit Arm, under qemu: a library for several devices."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ ROOT = Path(__file__).resolve().parents[3]
 pytestmark = needs_qemu
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], list[int]]:
-    """A program for Arm, a prompt, and what a module of this machine with floats makes of it."""
+@pytest.fixture(scope="module", params=["i8", "i4"])
+def llama(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[int], list[int]]:
+    """A program for Arm, a prompt, and what a module of this machine makes of it."""
     folder: Path = tmp_path_factory.mktemp("arm_sessions")
     path = small_llama(folder / "llama.onnx")
-    apq_tvm.compile(path, folder / "here", scheme="float")
-    apq_tvm.compile(path, folder / "there", scheme="float", kv="i8", target="arm-auto")
+    apq_tvm.compile(path, folder / "here", scheme="float", kv=request.param)
+    apq_tvm.compile(path, folder / "there", scheme="float", kv=request.param, target="arm-auto")
     here: Any = load_module(folder / "here")
     ids = [int(i) for i in np.random.default_rng(0).integers(0, CONFIG.vocabulary, 21)]
     program, library = folder / "generate", folder / "there"

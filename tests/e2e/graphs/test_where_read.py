@@ -114,7 +114,9 @@ def test_an_encoder(pairs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         np.testing.assert_array_equal(together.run(x=x)["y"], apart.run(x=x)["y"])
 
 
-@pytest.mark.parametrize("kv", ["f32", pytest.param("f16", marks=pytest.mark.all_cases), "i8"])
+@pytest.mark.parametrize(
+    "kv", ["f32", pytest.param("f16", marks=pytest.mark.all_cases), "i8", "i4"]
+)
 def test_sessions(kv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = small_llama(tmp_path / "llama.onnx")
     modules = both(path, tmp_path, monkeypatch, scheme="float", kv=kv)

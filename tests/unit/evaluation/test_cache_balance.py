@@ -1,4 +1,4 @@
-"""Int8 caches in the simulation, and the balance of queries and keys that makes them cost less."""
+"""Caches of codes in the simulation, and what makes them cost less: balance, centred keys."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from apq_tvm.calibrate import calibrate  # noqa: E402
 from apq_tvm.errors import BadInput  # noqa: E402
 from apq_tvm.evaluate import evaluate_scheme  # noqa: E402
 from apq_tvm.evaluation.cache_balance import _shared, find_balance  # noqa: E402
-from apq_tvm.evaluation.caches import with_caches  # noqa: E402
+from apq_tvm.evaluation.cache_centres import Place, place_of  # noqa: E402
+from apq_tvm.evaluation.caches import attentions, with_caches  # noqa: E402
 from apq_tvm.evaluation.simulate import Simulation  # noqa: E402
+from apq_tvm.formats.caches import CACHES  # noqa: E402
 from apq_tvm.learn import learn_codes  # noqa: E402
 from apq_tvm.onnx_import import import_onnx  # noqa: E402
 from apq_tvm.progress import Silent  # noqa: E402
@@ -31,10 +33,16 @@ from apq_tvm.quantizers.inputs.cache_balance import (  # noqa: E402
     PASSED_OVER,
     PREFIX,
     balanced,
+    for_caches,
 )
+from apq_tvm.quantizers.inputs.cache_centres import NOTE as CENTRED  # noqa: E402
+from apq_tvm.quantizers.inputs.cache_centres import centred  # noqa: E402
 from apq_tvm.quantizers.inputs.calibration_file import read  # noqa: E402
-from apq_tvm.types import ImportedModel, QuantizedModel, Scheme  # noqa: E402
+from apq_tvm.types import ImportedModel, Node, QuantizedModel, Scheme  # noqa: E402
 from tests.simulated import relative  # noqa: E402
+
+LIFTED = replace(CONFIG, layers=1, width=64, rope_base=1e6)
+"""Of heads that int4 has groups for, most of whose channels turn slowly."""
 
 CALLS = [
     {"input_ids": np.random.default_rng(i).integers(0, CONFIG.vocabulary, (2, 40))}
@@ -68,6 +76,68 @@ def test_outlying_channels_are_balanced(tmp_path: Path) -> None:
     for name, scale in factors.items():  # both channels of a rotary pair
         first, second = np.moveaxis(scale.reshape(-1, 2, CONFIG.head_width // 2), 1, 0)
         np.testing.assert_array_equal(first, second, err_msg=name)
+
+
+def lifted(folder: Path) -> ImportedModel:
+    """A Llama whose embeddings, and so keys, have much in common; values have not."""
+    some = weights(LIFTED)
+    some["model.embed_tokens.weight"] += 3
+    some["model.layers.0.input_layernorm.weight"][:] = 1
+    some["model.layers.0.self_attn.v_proj.weight"] -= some[
+        "model.layers.0.self_attn.v_proj.weight"
+    ].mean(1, keepdims=True)
+    path = folder / "lifted.onnx"
+    path.write_bytes(smollm2.build(LIFTED, some).SerializeToString())
+    return import_onnx(path)
+
+
+@pytest.mark.parametrize("kv", ("i8", "i4"))
+def test_what_all_keys_share_is_taken_off(kv: str, tmp_path: Path) -> None:
+    model = lifted(tmp_path)
+    found, notes = find_balance(model, CALLS[:2], Silent(), CACHES[kv])
+    centres = {name: c for name, c in found.items() if name.startswith("centres.")}
+    assert len(centres) == 1 and all("keys centred" in note for note in notes.values()), notes
+    made, layers = for_caches(model, found, kv, learned=False)
+    assert [layer for layer, note in layers.items() if CENTRED in note] == [
+        n.name for n in model.nodes if "k_proj" in n.name and n.op == "apq.Linear"
+    ]
+    assert len(made.nodes) == len(model.nodes) + 1
+    exact = logits(model)
+    assert relative(logits(made), exact) < 1e-4
+    assert relative(logits(made, kv), exact) < 0.8 * relative(logits(model, kv), exact)
+    assert for_caches(model, found, "f32", learned=False)[0] is model
+    (name, one), *_ = centres.items()
+    for array in (one[..., :-1], np.full_like(one, np.nan), one[0]):
+        with pytest.raises(BadInput, match=r"centres\."):
+            centred(model, {name: array})
+    with pytest.raises(BadInput, match="fits no value"):
+        centred(model, {"centres.nothing": one})
+    with pytest.raises(BadInput, match="fits no value"):
+        centred(model, {f"centres.{model.outputs[0].name}": one})
+
+
+def test_bent_scores_and_shared_keys_are_not_centred(tmp_path: Path) -> None:
+    model = lifted(tmp_path)
+    attention = next(attentions(model))
+    assert isinstance(place_of(model, attention, {}), Place)
+    tanh = Node("Tanh", "bend", ("a",), ("b",), {})
+    bent = replace(attention, chain=replace(attention.chain, bend=(tanh,)))
+    assert "bent" in str(place_of(model, bent, {}))
+    sunk = replace(attention, chain=replace(attention.chain, sink="sink"))
+    assert "sink" in str(place_of(model, sunk, {}))
+    reader = Node("Identity", "reader", (attention.keys.name,), ("copy",), {})
+    read_twice = replace(model, nodes=(*model.nodes, reader))
+    assert "others read its keys" in str(place_of(read_twice, attention, {}))
+
+
+def test_int4_groups_that_heads_do_not_have(tmp_path: Path) -> None:
+    model = load(tmp_path)
+    for refused in (
+        lambda: with_caches(model, "i4"),
+        lambda: find_balance(model, CALLS, Silent(), "int4"),
+    ):
+        with pytest.raises(BadInput, match="heads of 8 columns: int4 wants a multiple of 16"):
+            refused()
 
 
 def test_what_is_refused_and_left(tmp_path: Path) -> None:
@@ -107,8 +177,9 @@ def test_from_calibration_to_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for kv in ("f32", "i8"):
         report = calibrate(model, tmp_path / "in.npz", tmp_path / kv, hessian=False, kv=kv)
         assert ("caches" in report) == (kv == "i8")
-    factors = read(tmp_path / "i8").extra
-    assert factors and all(name.startswith("caches.") for name in factors)
+    found = read(tmp_path / "i8").extra
+    factors = [name for name in found if name.startswith("caches.")]
+    assert factors and all(name.startswith(("caches.", "centres.")) for name in found)
     made = quantize_guided(import_onnx(model), "W8A8", {}, Guidance(tmp_path / "i8"), kv="i8")
     balanced_layers = {name.removeprefix(PREFIX) for name in factors}
     assert {k for k, note in made.notes.items() if NOTE in note} == balanced_layers
