@@ -376,6 +376,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "images": quality_tables.images,
     "learning": quality_tables.learning,
     "language": quality_tables.language,
+    "little": quality_tables.little,
     "encoders": quality_tables.encoders,
     "arm_decode": lambda: arm_shares("arm_decode"),
     "arm_prefill": lambda: arm_shares("arm_prefill"),

@@ -25,7 +25,7 @@ OUTPUT = measured.ROOT / "docs" / "quality.svg"
 MOST = 1.5
 """Rows further from the float model are not drawn."""
 
-LEARNED = re.compile("tuned|qat|blocks")
+LEARNED = re.compile("tuned|qat|blocks|abq")
 
 
 def front(rows: Sequence[measured.Row]) -> list[measured.Row]:

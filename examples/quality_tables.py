@@ -92,6 +92,30 @@ def language() -> str:
     return f"Measured {dates(rows)}.\n\n{table(columns, cells)}"
 
 
+def little() -> str:
+    """Schemes on a language model that never was quantized, by bits per weight."""
+    rows = read("little")["rows"]
+    plain = {r["scheme"]: r for r in rows if r["method"] == "none"}
+    chosen = sorted((r for r in rows if r["method"] != "none"), key=lambda r: (-r["bits"], r["kl"]))
+    cells = (
+        (
+            f"`{r['scheme']}`",
+            r["method"],
+            f"{r['bits']:.2f}",
+            _stored(r),
+            f"{plain[r['scheme']]['ratio']:.3f}",
+            f"{r['ratio']:.3f}",
+            f"{plain[r['scheme']]['kl']:.4f}",
+            f"{r['kl']:.4f}",
+            f"{r['same_top']:.1%}",
+        )
+        for r in chosen
+    )
+    columns = ("scheme", "method", "bits per weight", "stored", "of float", "calibrated", "KL",
+               "calibrated", "same top token")  # fmt: skip
+    return f"Measured {dates(rows)}.\n\n{table(columns, cells)}"
+
+
 def _stored(row: Mapping[str, Any]) -> str:
     """Bits a weight that a model of several widths stores, where that is more than is read."""
     stored = row.get("stored", row["bits"])

@@ -71,8 +71,9 @@ class Student:
             for (node, index), weight in learned.weights.items():
                 name = inputs[node][index]
                 if name in self.steps:
-                    step = (as_tensor(weight) - self.graph.weights[name]) / self.units[name]
-                    self.steps[name].copy_(step.nan_to_num(0, 0, 0))  # of a gain of 0 a step is 0
+                    unit = self.units[name]
+                    step = (as_tensor(weight) - self.graph.weights[name]) / unit
+                    self.steps[name].copy_(torch.where(unit == 0, 0.0, step))  # of a gain of 0
 
     def run(self, call: Mapping[str, Array], keep: Sequence[str], bits: int) -> Values:
         """The model's outputs at a width."""
