@@ -88,7 +88,11 @@ def _matmul(attrs: Attrs, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _embedding(attrs: Attrs, table: Tensor, ids: Tensor) -> Tensor:
-    return F.embedding(torch.where(ids < 0, ids + len(table), ids), table)
+    rows = torch.where(ids < 0, ids + len(table), ids)
+    if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= len(table)):
+        wrong = ids[(rows < 0) | (rows >= len(table))].flatten()[0]
+        raise BadInput(f"id {int(wrong)} is outside of a table of {len(table)} rows")
+    return F.embedding(rows, table)
 
 
 def _slice_apq(attrs: Attrs, x: Tensor) -> Tensor:

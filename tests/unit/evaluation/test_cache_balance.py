@@ -13,13 +13,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import smollm2  # noqa: E402
+import tiny_decoder  # noqa: E402
 from tiny_llama import CONFIG, load, weights  # noqa: E402
 
 from apq_tvm.calibrate import calibrate  # noqa: E402
 from apq_tvm.errors import BadInput  # noqa: E402
 from apq_tvm.evaluate import evaluate_scheme  # noqa: E402
 from apq_tvm.evaluation.cache_balance import _shared, find_balance  # noqa: E402
-from apq_tvm.evaluation.cache_centres import Place, place_of  # noqa: E402
+from apq_tvm.evaluation.cache_centres import Place, nothing_changes, place_of  # noqa: E402
 from apq_tvm.evaluation.caches import attentions, with_caches  # noqa: E402
 from apq_tvm.evaluation.simulate import Simulation  # noqa: E402
 from apq_tvm.formats.caches import CACHES  # noqa: E402
@@ -38,6 +39,7 @@ from apq_tvm.quantizers.inputs.cache_balance import (  # noqa: E402
 from apq_tvm.quantizers.inputs.cache_centres import NOTE as CENTRED  # noqa: E402
 from apq_tvm.quantizers.inputs.cache_centres import centred  # noqa: E402
 from apq_tvm.quantizers.inputs.calibration_file import read  # noqa: E402
+from apq_tvm.sessions.caches import find_pairs  # noqa: E402
 from apq_tvm.types import ImportedModel, Node, QuantizedModel, Scheme  # noqa: E402
 from tests.simulated import relative  # noqa: E402
 
@@ -114,6 +116,22 @@ def test_what_all_keys_share_is_taken_off(kv: str, tmp_path: Path) -> None:
         centred(model, {"centres.nothing": one})
     with pytest.raises(BadInput, match="fits no value"):
         centred(model, {f"centres.{model.outputs[0].name}": one})
+
+
+def test_constants_of_grouped_queries(tmp_path: Path) -> None:
+    """What GroupQueryAttention appends lies otherwise than its caches do; of values a constant
+    would change results, which a run shows."""
+    model = import_onnx(tiny_decoder.write(tmp_path))
+    pairs = {pair.present: pair for pair in find_pairs(model)}
+    (attention,) = attentions(model)
+    wrong = replace(attention, keys=attention.values)
+    centre = torch.rand(tiny_decoder.KV, tiny_decoder.SIZE) + 1
+    call = tiny_decoder.feeds(2, 9, 0)
+    for one, fine in ((attention, True), (wrong, False)):
+        place = place_of(model, one, pairs)
+        assert isinstance(place, Place)
+        found = {f"centres.{place.value}": place.array(centre)}
+        assert nothing_changes(model, found, call, set(pairs)) == fine
 
 
 def test_bent_scores_and_shared_keys_are_not_centred(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import tiny_decoder
 import tiny_llama
 from onnx_models import build, rand, save
 
-from apq_tvm.errors import UnsupportedModel
+from apq_tvm.errors import BadInput, UnsupportedModel
 from apq_tvm.onnx_import import import_onnx
 from apq_tvm.quantizers.learn.blocks import find_blocks
 
@@ -208,3 +208,13 @@ def test_a_model_without_residuals_is_one_block(tmp_path: Path) -> None:
     (block,) = find_blocks(imported)
     assert block.output == "y" and len(block.layers) == 2
     assert find_blocks(replace(imported, nodes=())) == ()
+
+
+@pytest.mark.parametrize("wrong", (5, -6, 2**40))
+def test_ids_that_a_table_has_no_row_for(wrong: int) -> None:
+    from apq_tvm.quantizers.torch.ops import OPS
+
+    table, ids = torch.arange(10.0).reshape(5, 2), torch.tensor([[0, -5], [4, wrong]])
+    assert OPS["apq.Embedding"]({}, table, ids[:1]).tolist() == [[[0, 1], [0, 1]]]
+    with pytest.raises(BadInput, match=f"id {wrong} is outside of a table of 5 rows"):
+        OPS["apq.Embedding"]({}, table, ids)
