@@ -4,7 +4,7 @@ SmolLM2's weights, the only language model that installs by name, come from a 4-
 some of what schemes lose on it is that file's. This one is trained in float32 on Perl's manual (the
 Debian package ``perl-doc``; its prose is 6 MB), of which every tenth page is kept apart for
 evaluation. Schemes are measured as in SmolLM2's table, by one command: training takes 20 minutes
-on two cores, the table some minutes. Both go on where they were interrupted.
+on two cores, the table half an hour. Both go on where they were interrupted.
 
 ``apt-get install perl-doc; pip install torch tokenizers; python examples/little_llama.py folder``
 """
