@@ -91,7 +91,8 @@ def _embedding(attrs: Attrs, table: Tensor, ids: Tensor) -> Tensor:
     rows = torch.where(ids < 0, ids + len(table), ids)
     if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= len(table)):
         wrong = ids[(rows < 0) | (rows >= len(table))].flatten()[0]
-        raise BadInput(f"id {int(wrong)} is outside of a table of {len(table)} rows")
+        text = f"id {int(wrong)} is outside of a table of {len(table)} rows"
+        raise BadInput(f"the model refuses the inputs: {text}")
     return F.embedding(rows, table)
 
 
